@@ -1,0 +1,1 @@
+"""DuckDB SQL over the records of a run, and what is said about the numbers."""

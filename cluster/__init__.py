@@ -1,0 +1,1 @@
+"""The control plane: sweep file, plan, ledger, Ray driver and command line."""

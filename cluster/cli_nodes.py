@@ -1,0 +1,9 @@
+"""Commands: up, down, nodes, join."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the app."""

@@ -1,0 +1,9 @@
+"""Commands: submit, status, retry, cancel, demo."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the app."""

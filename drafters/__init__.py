@@ -1,0 +1,1 @@
+"""Draft-free drafters, one file a method."""
