@@ -3,5 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Reference data beside the checkout; tests that need it skip where it is missing."""
+    if not SHARED.is_dir():
+        pytest.skip("the reference data folder ../shared/data is not here")
+    return SHARED

@@ -194,7 +194,7 @@ def job_record(
     throttled: bool | None = None,
     telemetry: dict[str, Any] | None = None,
 ) -> JobRecord:
-    """Arrow tables of one finished job. `began_at`: µs since the epoch. Times are null where the clock means nothing."""
+    """Arrow tables of one finished job. `began_at`: µs since the epoch. Times are null for an untimed target."""
     identity = {
         "run_id": shard.run_id,
         "job_id": job.job_id,

@@ -88,7 +88,7 @@ class JobSpec:
 class ShardSpec:
     """The smallest set of jobs that must run on one device in one order; `jobs` is that order.
 
-    `warmup`: the workload's reserved prompts; a worker runs them through every arm before its first job of the workload.
+    `warmup`: the workload's reserved prompts, which a worker runs through every arm before its first job of it.
     """
 
     run_id: str
