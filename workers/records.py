@@ -109,13 +109,13 @@ WITNESS = _schema(
     "witness",
     [
         pa.field("run_id", pa.string(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),  # control, teacher, witness
+        pa.field("kind", pa.string(), nullable=False),  # control, noise, teacher, again, witness
         pa.field("job_id", pa.string(), nullable=False),  # the spec job that the row is about
         pa.field("workload", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("arm", pa.string(), nullable=False),
         pa.field("position", pa.int32(), nullable=False),
-        pa.field("shape", pa.string(), nullable=False),  # ar, spec: whose query width the pass had
+        pa.field("shape", pa.string(), nullable=False),  # ar, spec: whose query widths the passes had; full: one pass over all
         pa.field("queries", pa.int32(), nullable=False),
         pa.field("token_id", pa.int32(), nullable=False),  # the emitted token under test
         pa.field("token_logit", pa.float32(), nullable=False),

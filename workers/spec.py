@@ -103,3 +103,48 @@ class ShardSpec:
     warmup: tuple[PromptSpec, ...] = ()
     attempt: int = 1
     deadline_s: float | None = None
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """The outer form of one recorded step: which positions it emitted and how wide its pass was."""
+
+    position: int
+    drafted: int
+    depth: int
+    accepted: int
+    emitted: int
+
+
+@dataclass(frozen=True)
+class GuardJob:
+    """One finished job as the guard re-runs it: what it emitted, in which passes, with which recorded logits.
+
+    `divergence`: the first output position at which it differs from AR's, None where it does not.
+    """
+
+    job_id: str
+    arm: str
+    output_ids: tuple[int, ...]
+    passes: tuple[PassShape, ...]
+    recorded_logits: tuple[float, ...] = ()
+    divergence: int | None = None
+
+
+@dataclass(frozen=True)
+class GuardSpec:
+    """The guard's work on one prompt: its AR job and the spec jobs that are held against it.
+
+    `history`: AR's answers to the earlier turns, from which a later turn's prompt is rendered.
+    """
+
+    run_id: str
+    shard_id: str
+    workload: str
+    prompt: PromptSpec
+    ar: GuardJob
+    jobs: tuple[GuardJob, ...]
+    history: tuple[tuple[int, ...], ...] = ()
+    enable_thinking: bool = False
+    attempt: int = 1
+    deadline_s: float | None = None

@@ -1,0 +1,222 @@
+"""The guard's re-runs on the target: shape control, teacher-forced scores and witnesses. `analysis` judges their rows.
+
+Rows by kind:
+    control   AR decoded at the arm's own query widths, its drafts being dummies that are always discarded
+    noise     a teacher-forced score of the control's own output: what shape noise alone does to logits here
+    teacher   a teacher-forced score of the recorded output, position by position
+    again     plain AR once more, on whichever worker the guard was given
+    witness   at a divergence, the choice of a re-run of the common prefix in AR's passes and in the arm's passes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from dfbench.drafters.base import EMPTY, Draft
+from dfbench.workers.records import WITNESS, WorkerFacts
+from dfbench.workers.spec import GuardJob, GuardSpec, PassShape
+from dfbench.workers.target import Evidence, Target
+
+
+class Score(NamedTuple):
+    """A teacher-forced score of an output: arrays with one entry a token, logits as the full pass computed them."""
+
+    token_logit: np.ndarray
+    top1_id: np.ndarray
+    top1_logit: np.ndarray
+    top2_id: np.ndarray
+    top2_logit: np.ndarray
+
+
+class GuardTarget(Target, Protocol):
+    """A target that can also score a whole text in one pass, past its own cache and masks."""
+
+    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Score:
+        """Logits behind every token of `output`, from one plain causal pass over prompt + output without a cache."""
+
+
+def guard_rows(target: GuardTarget, spec: GuardSpec, prompt: Sequence[int], facts: WorkerFacts) -> pa.Table:
+    """Every witness row of one prompt: AR against itself, then each spec job."""
+    rows: list[dict[str, Any]] = []
+    rows += _again_rows(target, spec.ar, prompt)
+    rows += _score_rows("teacher", target, spec.ar, prompt, spec.ar.output_ids, spec.ar.recorded_logits)
+    for job in spec.jobs:
+        tokens, evidence = control(target, prompt, job.passes, len(job.output_ids))
+        rows += _evidence_rows("control", job, tokens, evidence, job.passes)
+        rows += _score_rows("noise", target, job, prompt, tokens, evidence.top1_logit)
+        rows += _score_rows("teacher", target, job, prompt, job.output_ids, job.recorded_logits)
+        if job.divergence is not None:
+            rows += _witness_rows(target, spec.ar, job, prompt)
+    shared = {
+        "run_id": spec.run_id,
+        "workload": spec.workload,
+        "prompt_id": spec.prompt.prompt_id,
+        "worker_id": facts.worker_id,
+        "device": facts.device,
+    }
+    return pa.Table.from_pylist([shared | row for row in rows], schema=WITNESS)
+
+
+def control(
+    target: Target, prompt: Sequence[int], passes: Sequence[PassShape], length: int
+) -> tuple[list[int], Evidence]:
+    """AR whose every pass is as wide as the pass in which the arm emitted that position; `length` tokens in all."""
+    output = [target.prefill(prompt)]
+    for shape, _ in _by_position(passes):
+        if len(output) >= length:
+            break
+        verdict = target.verify(dummy(shape, (), output[-1]))
+        output.append(int(verdict.argmax[0]))
+        target.commit([], output[-1:])
+    return output, _evidence(target, len(output))
+
+
+def forced(
+    target: Target, prompt: Sequence[int], output: Sequence[int], passes: Sequence[PassShape], until: int
+) -> tuple[int, Evidence]:
+    """Feed `output` in the given passes up to and including the one that emits position `until`.
+
+    Rejected drafts are unknown and filled with dummies; accepted ones stand first, as a chain. Returns the target's
+    own choice at `until` and the evidence of the positions fed.
+    """
+    choice = target.prefill(prompt)
+    if until == 0:
+        return choice, _evidence(target, 1)
+    target_emitted = 1
+    for shape in passes:
+        accepted = output[shape.position : shape.position + shape.accepted]
+        verdict = target.verify(dummy(shape, accepted, output[shape.position - 1]))
+        emitted = list(output[shape.position : shape.position + shape.emitted])
+        target.commit(list(range(len(accepted))), emitted)
+        target_emitted += len(emitted)
+        if until < shape.position + shape.emitted:
+            return int(verdict.argmax[until - shape.position]), _evidence(target, target_emitted)
+    raise ValueError(f"no pass emits position {until}")
+
+
+def dummy(shape: PassShape, accepted: Sequence[int], filler: int) -> Draft:
+    """A draft of the shape's width: `accepted` as a chain from the root, then filler; what exceeds its depth hangs
+    below the root."""
+    if not shape.drafted:
+        return EMPTY
+    tokens = [*accepted, *[filler] * (shape.drafted - len(accepted))]
+    if shape.depth >= shape.drafted:
+        return Draft(tokens)
+    return Draft(tokens, [i - 1 if i < shape.depth else -1 for i in range(shape.drafted)])
+
+
+def plain(length: int) -> list[PassShape]:
+    """The passes of a plain AR decode of `length` tokens."""
+    return [PassShape(position, 0, 0, 0, 1) for position in range(1, length)]
+
+
+def _by_position(passes: Sequence[PassShape]) -> Iterator[tuple[PassShape, int]]:
+    for shape in passes:
+        for position in range(shape.position, shape.position + shape.emitted):
+            yield shape, position
+
+
+def _evidence(target: Target, length: int) -> Evidence:
+    evidence = target.evidence()
+    if evidence is None:
+        raise ValueError("the guard needs a target that records logits")
+    return Evidence(*(column[:length] for column in evidence))
+
+
+def _row(kind: str, job: GuardJob, position: int, queries: int, shape: str, **values: Any) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "job_id": job.job_id,
+        "arm": job.arm,
+        "position": position,
+        "shape": shape,
+        "queries": queries,
+        "recorded_logit": None,
+        **values,
+    }
+
+
+def _again_rows(target: GuardTarget, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
+    passes = plain(len(job.output_ids))
+    tokens, evidence = control(target, prompt, passes, len(job.output_ids))
+    return _evidence_rows("again", job, tokens, evidence, passes)
+
+
+def _evidence_rows(
+    kind: str, job: GuardJob, tokens: Sequence[int], evidence: Evidence, passes: Sequence[PassShape]
+) -> list[dict[str, Any]]:
+    width = {position: shape.drafted + 1 for shape, position in _by_position(passes)}
+    return [
+        _row(
+            kind,
+            job,
+            position,
+            width.get(position, 1),
+            "ar" if kind == "again" else "spec",
+            token_id=int(token),
+            token_logit=float(evidence.top1_logit[position]),
+            **_top_two(evidence, position),
+        )
+        for position, token in enumerate(tokens)
+    ]
+
+
+def _score_rows(
+    kind: str,
+    target: GuardTarget,
+    job: GuardJob,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    recorded: Sequence[float] | np.ndarray,
+) -> list[dict[str, Any]]:
+    score = target.score(prompt, output)
+    return [
+        _row(
+            kind,
+            job,
+            position,
+            len(prompt) + len(output),
+            "full",
+            token_id=int(token),
+            token_logit=float(score.token_logit[position]),
+            recorded_logit=float(recorded[position]) if len(recorded) else None,
+            **_top_two(score, position),
+        )
+        for position, token in enumerate(output)
+    ]
+
+
+def _witness_rows(target: GuardTarget, ar: GuardJob, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
+    at = job.divergence
+    if at is None or at >= min(len(ar.output_ids), len(job.output_ids)):
+        return []
+    rows = []
+    runs = (("ar", ar.output_ids, plain(len(ar.output_ids))), ("spec", job.output_ids, job.passes))
+    for shape, output, passes in runs:
+        _, evidence = forced(target, prompt, output, passes, at)
+        rows.append(
+            _row(
+                "witness",
+                job,
+                at,
+                next((s.drafted + 1 for s, position in _by_position(passes) if position == at), len(prompt)),
+                shape,
+                token_id=int(output[at]),
+                token_logit=float(evidence.top1_logit[at]),
+                **_top_two(evidence, at),
+            )
+        )
+    return rows
+
+
+def _top_two(evidence: Evidence | Score, position: int) -> dict[str, Any]:
+    return {
+        "top1_id": int(evidence.top1_id[position]),
+        "top1_logit": float(evidence.top1_logit[position]),
+        "top2_id": int(evidence.top2_id[position]),
+        "top2_logit": float(evidence.top2_logit[position]),
+    }
