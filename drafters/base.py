@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from dfbench.errors import DraftError
+from dfbench.errors import DraftError, WorkloadError
 
 
 class Draft(NamedTuple):
@@ -107,6 +107,18 @@ class DrafterContext:
     eos_ids: frozenset[int] = frozenset()
     tokenizer_hash: str | None = None
     files: dict[str, Path] = field(default_factory=dict)
+
+
+def check_prompt(prompt: Sequence[int], context: DrafterContext) -> None:
+    """Raise WorkloadError for a prompt that is empty or holds an id outside the vocabulary: nothing may be copied."""
+    if not prompt:
+        raise WorkloadError("a prompt has no tokens: write at least one.")
+    for token in (min(prompt), max(prompt)):
+        if not 0 <= token < context.vocab_size:
+            raise WorkloadError(
+                f"a prompt holds the token id {token}, which a vocabulary of {context.vocab_size} does not have: "
+                "tokenise it with the target's own tokenizer."
+            )
 
 
 class Drafter(ABC):

@@ -18,6 +18,8 @@ ENTRY_POINT_GROUP = "dfbench.drafters"
 
 BUILT_IN = {
     "ar": "dfbench.drafters.ar:Autoregressive",
+    "pld": "dfbench.drafters.pld:PromptLookup",
+    "cacheback": "dfbench.drafters.cacheback:Cacheback",
 }
 
 
