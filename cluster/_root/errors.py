@@ -7,6 +7,7 @@
     │   ├── WorkloadError   a workload or one of its rows
     │   ├── ModelError      a model, tokenizer or chat template that cannot be had or used
     │   ├── RunError        a run directory that is missing, unusable or of another sweep
+    │   ├── ClusterError    a Ray cluster or node that cannot be reached, joined or started
     │   └── QueryError      SQL that does not parse, names an unknown view or reaches outside the run
     ├── DraftError          a drafter broke its contract (too many nodes, a parent after its child)
     ├── EngineError         the target cannot do what was asked of it (context, cache type)
@@ -48,6 +49,10 @@ class ModelError(UsageError):
 
 class RunError(UsageError):
     """A run directory cannot be used."""
+
+
+class ClusterError(UsageError):
+    """A Ray cluster or node cannot be reached, joined or started."""
 
 
 class QueryError(UsageError):
