@@ -18,13 +18,12 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from dfbench.drafters.base import EMPTY, Draft, Drafter, DrafterContext, Verified, check_prompt
-from dfbench.drafters.base import Options as BaseOptions
+from dfbench.drafters.base import EMPTY, Draft, Drafter, DrafterContext, Options, Verified, check_prompt
 
 Gram = tuple[int, ...]
 
 
-class Options(BaseOptions):
+class CachebackOptions(Options):
     """Options of Cacheback; the defaults are those of the released run, but for `draft`."""
 
     draft: Literal["chain", "tree"] = Field("chain", description="one continuation, or many as a tree")
@@ -47,10 +46,10 @@ class Cacheback(Drafter):
 
     name = "cacheback"
     summary = "Cacheback: LRU table of leaders and followers over prompt and output (arXiv 2511.21699)."
-    Options = Options
-    options: Options
+    Options = CachebackOptions
+    options: CachebackOptions
 
-    def __init__(self, options: Options, context: DrafterContext) -> None:
+    def __init__(self, options: CachebackOptions, context: DrafterContext) -> None:
         super().__init__(options, context)
         self.reset()
 

@@ -13,13 +13,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dfbench.drafters.base import EMPTY, Draft, Drafter, DrafterContext, Verified, check_prompt
-from dfbench.drafters.base import Options as BaseOptions
+from dfbench.drafters.base import EMPTY, Draft, Drafter, DrafterContext, Options, Verified, check_prompt
 
 Table = dict[tuple[int, ...], int]
 
 
-class Options(BaseOptions):
+class PldOptions(Options):
     """Options of prompt lookup."""
 
     max_ngram: int = Field(3, ge=1, description="longest suffix that is looked up, in tokens")
@@ -33,7 +32,7 @@ class Options(BaseOptions):
     stop_at_eos: bool = Field(False, description="cut the draft before the first end-of-text id")
 
     @model_validator(mode="after")
-    def _ordered(self) -> Options:
+    def _ordered(self) -> PldOptions:
         if self.min_ngram > self.max_ngram:
             raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}: write it lower")
         return self
@@ -44,7 +43,7 @@ class PromptLookup(Drafter):
 
     name = "pld"
     summary = "Prompt lookup: copies what followed an earlier occurrence of the last tokens (Saxena 2023)."
-    Options = Options
+    Options = PldOptions
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "recent": {"max_ngram": 3, "min_ngram": 1, "draft_len": 10, "match": "recent", "full": False},
         "hf": {
@@ -58,9 +57,9 @@ class PromptLookup(Drafter):
         "original": {"max_ngram": 3, "min_ngram": 1, "draft_len": 10, "match": "earliest", "full": True},
         "vllm": {"max_ngram": 5, "min_ngram": 5, "draft_len": 10, "match": "earliest", "full": False},
     }
-    options: Options
+    options: PldOptions
 
-    def __init__(self, options: Options, context: DrafterContext) -> None:
+    def __init__(self, options: PldOptions, context: DrafterContext) -> None:
         super().__init__(options, context)
         self._recent = options.match == "recent"
         self._eos = context.eos_ids if options.stop_at_eos else frozenset()
