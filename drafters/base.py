@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -96,6 +96,10 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+AnyOptions: TypeAlias = Options
+"""Within `Drafter`, `Options` names the class attribute."""
+
+
 @dataclass(frozen=True)
 class DrafterContext:
     """What a drafter may know about the target: its vocabulary, its ends of text, its tokenizer.
@@ -134,7 +138,7 @@ class Drafter(ABC):
     top_k: int = 0
     """How many of the target's most likely ids per verified node `observe` gets; 0 = none, and no cost."""
 
-    def __init__(self, options: Options, context: DrafterContext) -> None:
+    def __init__(self, options: AnyOptions, context: DrafterContext) -> None:
         self.options = options
         self.context = context
 
