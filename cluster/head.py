@@ -1,0 +1,210 @@
+"""What a cluster's head tells whoever asks: its nodes, its versions, and whether it asks for a token at all.
+
+Read over gRPC, from the same service that `ray start` talks to, so that neither membership nor `ray.init` is needed:
+a workstation is compared with the head *before* it joins, and a laptop lists nodes without becoming one. Ray's own
+client is not used because it ends the whole process on an unreadable token file and waits 40 s for a head that is not
+there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dfbench.errors import ClusterError
+
+DEFAULT_PORT = 6379
+NAMESPACE = b"dfbench"
+STACK_KEY = b"stack"
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node as the head knows it. `resources` are Ray's totals; `reason` says why a dead node is dead."""
+
+    node_id: str
+    address: str
+    hostname: str
+    alive: bool
+    is_head: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+    started_ms: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A cluster's head: `open` = it answers without a token. `announced` are versions written by `nodes --announce`."""
+
+    address: str
+    open: bool
+    nodes: tuple[Node, ...]
+    ray: str | None = None
+    python: str | None = None
+    dashboard: str | None = None
+    announced: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def node(self) -> Node | None:
+        """The head's own node, None while it has none."""
+        return next((node for node in self.nodes if node.is_head and node.alive), None)
+
+    @property
+    def alive(self) -> list[Node]:
+        """The nodes that are up, the head first."""
+        return sorted((node for node in self.nodes if node.alive), key=lambda node: (not node.is_head, node.address))
+
+
+def parse_address(text: str) -> str:
+    """`host[:port]` with Ray's port filled in. Raises ClusterError for anything else."""
+    host, port = text.strip(), str(DEFAULT_PORT)
+    if host.startswith("["):
+        host, _, rest = host.partition("]")
+        host, port = host + "]", rest.lstrip(":") or port
+    elif host.count(":") == 1:
+        host, port = host.split(":")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClusterError(
+            f"'{text}' is not the address of a head: write host or host:port, such as 192.168.1.10:6379."
+        )
+    return f"{host}:{port}"
+
+
+def auth_token(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The cluster's token where Ray looks for it: RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
+    if token := environ.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    try:
+        return token_path(environ).read_text().strip() or None
+    except OSError:
+        return None
+
+
+def token_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """The file that holds the token on this machine."""
+    return Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` can only be reached from this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except OSError:
+        return False
+
+
+def read_head(address: str, token: str | None = None) -> Head:
+    """Ask the head at `address`, first without a token and then with it: so an open head shows.
+
+    Raises ClusterError when nothing answers there, or when the head wants a token that this machine does not have.
+    """
+    address = parse_address(address)
+    with _Service(address) as service:
+        try:
+            return _describe(service, address, open_=True)
+        except PermissionError:
+            pass
+        service.token = token if token is not None else auth_token()
+        try:
+            return _describe(service, address, open_=False)
+        except PermissionError as error:
+            raise ClusterError(_no_token(address, service.token)) from error
+
+
+def announce(address: str, stack: Mapping[str, str], token: str | None = None) -> None:
+    """Write this machine's versions to the head, for one that was started without dfbench's labels."""
+    head = read_head(address, token)
+    with _Service(head.address, None if head.open else token or auth_token()) as service:
+        service.put(STACK_KEY, json.dumps(dict(stack), sort_keys=True).encode())
+
+
+def _no_token(address: str, token: str | None) -> str:
+    if token is None:
+        return (
+            f"the head at {address} asks for a token and there is none at {token_path()}: copy ~/.ray/auth_token from "
+            "the head to the same place here."
+        )
+    return f"the head at {address} refuses the token of this machine: copy ~/.ray/auth_token from the head once more."
+
+
+def _describe(service: _Service, address: str, open_: bool) -> Head:
+    nodes = tuple(sorted((_node(raw) for raw in service.nodes()), key=lambda node: node.started_ms))
+    metadata = json.loads(service.get(b"CLUSTER_METADATA", b"cluster") or b"{}")
+    dashboard = service.get(b"dashboard", b"dashboard") or service.get(b"dashboard", b"")
+    return Head(
+        address,
+        open_,
+        nodes,
+        ray=metadata.get("ray_version"),
+        python=metadata.get("python_version"),
+        dashboard=dashboard.decode() if dashboard else None,
+        announced=json.loads(service.get(STACK_KEY, NAMESPACE) or b"{}"),
+    )
+
+
+def _node(raw: Any) -> Node:
+    alive = raw.state == 0
+    return Node(
+        node_id=raw.node_id.hex(),
+        address=raw.node_manager_address,
+        hostname=raw.node_manager_hostname,
+        alive=alive,
+        is_head=raw.is_head_node,
+        labels=dict(raw.labels),
+        resources=dict(raw.resources_total),
+        started_ms=raw.start_time_ms,
+        reason="" if alive else raw.death_info.reason_message,
+    )
+
+
+class _Service:
+    """The head's gRPC service. PermissionError = it wants another token; ClusterError = nobody answers."""
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        import grpc
+        from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+        self._grpc, self._messages, self._stubs = grpc, gcs_service_pb2, gcs_service_pb2_grpc
+        self.address, self.token = address, token
+        # Inside a private network a proxy from the environment is never the way to the head.
+        self._channel = grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),))
+
+    def __enter__(self) -> _Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def nodes(self) -> list[Any]:
+        stub = self._stubs.NodeInfoGcsServiceStub(self._channel)
+        return list(self._call(stub.GetAllNodeInfo, self._messages.GetAllNodeInfoRequest()).node_info_list)
+
+    def get(self, key: bytes, namespace: bytes) -> bytes:
+        stub = self._stubs.InternalKVGcsServiceStub(self._channel)
+        request = self._messages.InternalKVGetRequest(namespace=namespace, key=key)
+        return bytes(self._call(stub.InternalKVGet, request).value)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        stub = self._stubs.InternalKVGcsServiceStub(self._channel)
+        request = self._messages.InternalKVPutRequest(namespace=NAMESPACE, key=key, value=value, overwrite=True)
+        self._call(stub.InternalKVPut, request)
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        metadata = [("authorization", f"Bearer {self.token}")] if self.token else []
+        try:
+            return method(request, timeout=TIMEOUT_S, metadata=metadata)
+        except self._grpc.RpcError as error:
+            if error.code() == self._grpc.StatusCode.UNAUTHENTICATED:
+                raise PermissionError(error.details()) from error
+            raise ClusterError(
+                f"no Ray head answers at {self.address}: check the address, that it runs (`dfbench up`), and the firewall."
+            ) from error
