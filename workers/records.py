@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from dfbench.errors import RecordError
+from dfbench.workers.checks import breaches
 from dfbench.workers.loop import Trace
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 
@@ -291,55 +292,5 @@ def _token_table(identity: dict[str, Any], trace: Trace) -> pa.Table:
 
 def check(record: JobRecord, eos_ids: Collection[int] = ()) -> None:
     """Raise RecordError unless the rows of one job satisfy every identity of MEASUREMENT.md §1 and §4."""
-    job = record.jobs.to_pylist()[0]
-    output = job["output_ids"]
-    _check_output(job, output, eos_ids)
-    _check_steps(job["job_id"], record.steps.to_pylist(), len(output))
-    if record.tokens.num_rows:
-        _check_tokens(job["job_id"], record.tokens.to_pylist(), output)
-
-
-def _require(holds: bool, job_id: str, message: str) -> None:
-    if not holds:
-        raise RecordError(f"job {job_id}: {message}.")
-
-
-def _check_output(job: dict[str, Any], output: list[int], eos_ids: Collection[int]) -> None:
-    name, cap, reason = job["job_id"], job["max_new_tokens"], job["finish_reason"]
-    _require(0 < len(output) <= cap, name, f"{len(output)} output tokens at a cap of {cap}")
-    _require(not any(token in eos_ids for token in output[:-1]), name, "an end of text inside the output")
-    expected = "eos" if output[-1] in eos_ids else "length"
-    _require(reason == expected, name, f"finish reason '{reason}', not '{expected}'")
-    _require(reason == "eos" or len(output) == cap, name, f"it stopped at {len(output)} of {cap} tokens")
-
-
-def _check_steps(name: str, steps: list[dict[str, Any]], tokens: int) -> None:
-    position = 1
-    for number, step in enumerate(steps):
-        last = number == len(steps) - 1
-        at = f"step {number}"
-        accepted, emitted, drafted = step["accepted"], step["emitted"], step["drafted"]
-        _require(step["step"] == number, name, f"{at} is numbered {step['step']}")
-        _require(step["position"] == position, name, f"{at} begins at {step['position']}, not {position}")
-        _require(0 <= accepted <= step["depth"] <= drafted, name, f"{at} accepted {accepted} of {drafted}")
-        _require(step["queries"] >= 1 + drafted and step["padding"] >= 0, name, f"{at} has {step['queries']} queries")
-        _require(
-            emitted == accepted + 1 or (last and emitted == accepted and emitted > 0),
-            name,
-            f"{at} accepted {accepted} but emitted {emitted}",
-        )
-        if step["step_ns"] is not None:
-            phases = [step[f"{phase}_ns"] for phase in ("draft", "forward", "accept", "commit")]
-            _require(min(phases) >= 0, name, f"{at} has a phase of negative length")
-            _require(sum(phases) <= step["step_ns"], name, f"{at} is shorter than its phases")
-        position += emitted
-    _require(position == tokens, name, f"its steps end at position {position}, its output at {tokens}")
-
-
-def _check_tokens(name: str, rows: list[dict[str, Any]], output: list[int]) -> None:
-    _require(len(rows) == len(output), name, f"{len(rows)} token rows for {len(output)} tokens")
-    for position, (row, token) in enumerate(zip(rows, output, strict=True)):
-        at = f"token {position}"
-        _require(row["position"] == position and row["token_id"] == token, name, f"{at} is out of place")
-        _require(row["top1_id"] == token, name, f"{at} is not the argmax of its own pass")
-        _require(row["top1_logit"] >= row["top2_logit"] and row["top_ties"] >= 1, name, f"{at} has its top two swapped")
+    for message in breaches(record.jobs, record.steps, record.tokens, eos_ids).values():
+        raise RecordError(message)
