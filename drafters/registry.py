@@ -20,6 +20,7 @@ BUILT_IN = {
     "ar": "dfbench.drafters.ar:Autoregressive",
     "pld": "dfbench.drafters.pld:PromptLookup",
     "cacheback": "dfbench.drafters.cacheback:Cacheback",
+    "suffix": "dfbench.drafters.suffix:Suffix",
 }
 
 
