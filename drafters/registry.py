@@ -20,6 +20,8 @@ BUILT_IN = {
     "ar": "dfbench.drafters.ar:Autoregressive",
     "pld": "dfbench.drafters.pld:PromptLookup",
     "cacheback": "dfbench.drafters.cacheback:Cacheback",
+    "recycling": "dfbench.drafters.recycling:TokenRecycling",
+    "sam": "dfbench.drafters.sam:SamDecoding",
     "suffix": "dfbench.drafters.suffix:Suffix",
 }
 
