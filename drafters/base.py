@@ -137,6 +137,8 @@ class Drafter(ABC):
     """Named sets of options; an arm's `preset` fills what it does not say itself."""
     top_k: int = 0
     """How many of the target's most likely ids per verified node `observe` gets; 0 = none, and no cost."""
+    file_options: ClassVar[dict[str, str]] = {}
+    """Options that name a file → the option that holds its SHA-256, by which a worker finds it (`context.files`)."""
 
     def __init__(self, options: AnyOptions, context: DrafterContext) -> None:
         self.options = options

@@ -64,6 +64,7 @@ class Cacheback(Drafter):
         "seed": {"draft": "chain", "leader": 1, "follower": 10, "draft_len": 10},
         "released": {"draft": "tree", "leader": 1, "follower": 3, "queries": 96, "reserve": 16, "merge": False},
     }
+    file_options: ClassVar[dict[str, str]] = {"frozen": "frozen_sha256"}
     options: CachebackOptions
 
     def __init__(self, options: CachebackOptions, context: DrafterContext) -> None:
