@@ -79,7 +79,7 @@ def parse_address(text: str) -> str:
 
 
 def auth_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The cluster's token where Ray looks for it: RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
+    """The cluster's token, from where Ray takes it: RAY_AUTH_TOKEN, or the file at `token_path`."""
     if token := environ.get("RAY_AUTH_TOKEN", "").strip():
         return token
     try:
@@ -206,5 +206,5 @@ class _Service:
             if error.code() == self._grpc.StatusCode.UNAUTHENTICATED:
                 raise PermissionError(error.details()) from error
             raise ClusterError(
-                f"no Ray head answers at {self.address}: check the address, that it runs (`dfbench up`), and the firewall."
+                f"no Ray head answers at {self.address}: check the address and the firewall, and that it runs."
             ) from error
