@@ -110,20 +110,22 @@ WITNESS = _schema(
     "witness",
     [
         pa.field("run_id", pa.string(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),  # control, noise, teacher, again, witness
+        pa.field("kind", pa.string(), nullable=False),  # control, noise, teacher, again, witness, replay
         pa.field("job_id", pa.string(), nullable=False),  # the spec job that the row is about
         pa.field("workload", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("arm", pa.string(), nullable=False),
         pa.field("position", pa.int32(), nullable=False),
-        pa.field("shape", pa.string(), nullable=False),  # ar, spec: whose query widths the passes had; full: one pass over all
+        pa.field(
+            "shape", pa.string(), nullable=False
+        ),  # ar, spec: whose query widths the passes had; full: one pass over all
         pa.field("queries", pa.int32(), nullable=False),
-        pa.field("token_id", pa.int32(), nullable=False),  # the emitted token under test
-        pa.field("token_logit", pa.float32(), nullable=False),
-        pa.field("top1_id", pa.int32(), nullable=False),
-        pa.field("top1_logit", pa.float32(), nullable=False),
-        pa.field("top2_id", pa.int32(), nullable=False),
-        pa.field("top2_logit", pa.float32(), nullable=False),
+        pa.field("token_id", pa.int32()),  # the emitted token under test; null, like the logits, for kind replay
+        pa.field("token_logit", pa.float32()),
+        pa.field("top1_id", pa.int32()),
+        pa.field("top1_logit", pa.float32()),
+        pa.field("top2_id", pa.int32()),
+        pa.field("top2_logit", pa.float32()),
         pa.field("recorded_logit", pa.float32()),  # what the run recorded for the emitted token
         pa.field("worker_id", pa.string(), nullable=False),
         pa.field("device", pa.string(), nullable=False),

@@ -142,8 +142,10 @@ class GuardSpec:
     shard_id: str
     workload: str
     prompt: PromptSpec
+    arms: tuple[ArmSpec, ...]
     ar: GuardJob
     jobs: tuple[GuardJob, ...]
+    max_new_tokens: int
     history: tuple[tuple[int, ...], ...] = ()
     enable_thinking: bool = False
     attempt: int = 1

@@ -6,42 +6,36 @@ Rows by kind:
     teacher   a teacher-forced score of the recorded output, position by position
     again     plain AR once more, on whichever worker the guard was given
     witness   at a divergence, the choice of a re-run of the common prefix in AR's passes and in the arm's passes
+    replay    one row a job: a fresh drafter on the recorded output; `position` is where its first step differs from the
+              recorded one, -1 where none does; `queries` is the number of steps. Shows state that should not be there
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from dfbench.drafters.base import EMPTY, Draft
+from dfbench.drafters import registry
+from dfbench.drafters.base import EMPTY, Draft, DrafterContext
+from dfbench.errors import EngineError
+from dfbench.workers.loop import decode
 from dfbench.workers.records import WITNESS, WorkerFacts
-from dfbench.workers.spec import GuardJob, GuardSpec, PassShape
-from dfbench.workers.target import Evidence, Target
+from dfbench.workers.score import Score, score
+from dfbench.workers.spec import ArmSpec, GuardJob, GuardSpec, PassShape
+from dfbench.workers.target import Evidence, RecordedTarget, Target
+
+if TYPE_CHECKING:
+    from dfbench.workers.engine import TorchTarget
 
 
-class Score(NamedTuple):
-    """A teacher-forced score of an output: arrays with one entry a token, logits as the full pass computed them."""
-
-    token_logit: np.ndarray
-    top1_id: np.ndarray
-    top1_logit: np.ndarray
-    top2_id: np.ndarray
-    top2_logit: np.ndarray
-
-
-class GuardTarget(Target, Protocol):
-    """A target that can also score a whole text in one pass, past its own cache and masks."""
-
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Score:
-        """Logits behind every token of `output`, from one plain causal pass over prompt + output without a cache."""
-
-
-def guard_rows(target: GuardTarget, spec: GuardSpec, prompt: Sequence[int], facts: WorkerFacts) -> pa.Table:
+def guard_rows(target: TorchTarget, spec: GuardSpec, facts: WorkerFacts) -> pa.Table:
     """Every witness row of one prompt: AR against itself, then each spec job."""
+    prompt = _prompt_ids(target, spec)
     rows: list[dict[str, Any]] = []
+    target.top_k = 0
     rows += _again_rows(target, spec.ar, prompt)
     rows += _score_rows("teacher", target, spec.ar, prompt, spec.ar.output_ids, spec.ar.recorded_logits)
     for job in spec.jobs:
@@ -51,6 +45,7 @@ def guard_rows(target: GuardTarget, spec: GuardSpec, prompt: Sequence[int], fact
         rows += _score_rows("teacher", target, job, prompt, job.output_ids, job.recorded_logits)
         if job.divergence is not None:
             rows += _witness_rows(target, spec.ar, job, prompt)
+        rows += _replay_rows(target, spec, job, prompt)
     shared = {
         "run_id": spec.run_id,
         "workload": spec.workload,
@@ -86,16 +81,16 @@ def forced(
     choice = target.prefill(prompt)
     if until == 0:
         return choice, _evidence(target, 1)
-    target_emitted = 1
+    fed = 1
     for shape in passes:
         accepted = output[shape.position : shape.position + shape.accepted]
         verdict = target.verify(dummy(shape, accepted, output[shape.position - 1]))
         emitted = list(output[shape.position : shape.position + shape.emitted])
         target.commit(list(range(len(accepted))), emitted)
-        target_emitted += len(emitted)
+        fed += len(emitted)
         if until < shape.position + shape.emitted:
-            return int(verdict.argmax[until - shape.position]), _evidence(target, target_emitted)
-    raise ValueError(f"no pass emits position {until}")
+            return int(verdict.argmax[until - shape.position]), _evidence(target, fed)
+    raise EngineError(f"no pass of the recorded run emits position {until}.")
 
 
 def dummy(shape: PassShape, accepted: Sequence[int], filler: int) -> Draft:
@@ -107,6 +102,23 @@ def dummy(shape: PassShape, accepted: Sequence[int], filler: int) -> Draft:
     if shape.depth >= shape.drafted:
         return Draft(tokens)
     return Draft(tokens, [i - 1 if i < shape.depth else -1 for i in range(shape.drafted)])
+
+
+def replayed(
+    target: Target, arm: ArmSpec, prompt: Sequence[int], job: GuardJob, max_new_tokens: int, max_nodes: int
+) -> int:
+    """Where a fresh drafter on the recorded output first takes another step than the recorded run; -1 = nowhere."""
+    context = DrafterContext(vocab_size=target.vocab_size, eos_ids=target.eos_ids)
+    drafter = registry.create(arm.drafter, arm.params, context)
+    recorded = RecordedTarget(target.vocab_size, target.eos_ids)
+    recorded.max_nodes = max_nodes
+    recorded.load(job.output_ids)
+    # The recorded output ends where it ended; what ended it plays no part here.
+    trace = decode(recorded, drafter, prompt, max_new_tokens=max_new_tokens, eos_ids=_ends(job, max_new_tokens))
+    for mine, theirs in zip(trace.steps, job.passes, strict=False):
+        if (mine.position, mine.drafted, mine.accepted) != (theirs.position, theirs.drafted, theirs.accepted):
+            return min(mine.position, theirs.position)
+    return -1 if len(trace.steps) == len(job.passes) else len(job.output_ids)
 
 
 def plain(length: int) -> list[PassShape]:
@@ -123,7 +135,7 @@ def _by_position(passes: Sequence[PassShape]) -> Iterator[tuple[PassShape, int]]
 def _evidence(target: Target, length: int) -> Evidence:
     evidence = target.evidence()
     if evidence is None:
-        raise ValueError("the guard needs a target that records logits")
+        raise EngineError("the guard needs a target that records logits.")
     return Evidence(*(column[:length] for column in evidence))
 
 
@@ -140,7 +152,7 @@ def _row(kind: str, job: GuardJob, position: int, queries: int, shape: str, **va
     }
 
 
-def _again_rows(target: GuardTarget, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
+def _again_rows(target: TorchTarget, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
     passes = plain(len(job.output_ids))
     tokens, evidence = control(target, prompt, passes, len(job.output_ids))
     return _evidence_rows("again", job, tokens, evidence, passes)
@@ -167,7 +179,7 @@ def _evidence_rows(
 
 def _score_rows(
     kind: str,
-    target: GuardTarget,
+    target: TorchTarget,
     job: GuardJob,
     prompt: Sequence[int],
     output: Sequence[int],
@@ -190,7 +202,7 @@ def _score_rows(
     ]
 
 
-def _witness_rows(target: GuardTarget, ar: GuardJob, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
+def _witness_rows(target: TorchTarget, ar: GuardJob, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
     at = job.divergence
     if at is None or at >= min(len(ar.output_ids), len(job.output_ids)):
         return []
@@ -211,6 +223,30 @@ def _witness_rows(target: GuardTarget, ar: GuardJob, job: GuardJob, prompt: Sequ
             )
         )
     return rows
+
+
+def _replay_rows(target: TorchTarget, spec: GuardSpec, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
+    """None where a replay cannot say anything: a drafter that reads logits, a cache that earlier prompts filled, a
+    query budget that shrinks with what is fed again."""
+    arm = next(arm for arm in spec.arms if arm.name == job.arm)
+    reads_logits = registry.find(arm.drafter).top_k > 0
+    if reads_logits or arm.cache == "carried" or target.spec.kv_repair == "refeed":
+        return []
+    nodes = target.spec.max_queries - 1
+    where = replayed(target, arm, prompt, job, spec.max_new_tokens, nodes)
+    return [_row("replay", job, where, len(job.passes), "spec")]
+
+
+def _ends(job: GuardJob, max_new_tokens: int) -> frozenset[int]:
+    return frozenset(job.output_ids[-1:]) if len(job.output_ids) < max_new_tokens else frozenset()
+
+
+def _prompt_ids(target: TorchTarget, spec: GuardSpec) -> Sequence[int]:
+    """The prompt as the jobs saw it: later turns hold AR's answers to the earlier ones."""
+    prompt = spec.prompt
+    for answer in spec.history:
+        prompt = target.next_turn(prompt, answer, spec.enable_thinking)
+    return prompt.prompt_ids
 
 
 def _top_two(evidence: Evidence | Score, position: int) -> dict[str, Any]:
