@@ -118,7 +118,7 @@ WITNESS = _schema(
         pa.field("position", pa.int32(), nullable=False),
         pa.field(
             "shape", pa.string(), nullable=False
-        ),  # ar, spec: whose query widths the passes had; full: one pass over all
+        ),  # ar, spec: whose passes; full: one over all
         pa.field("queries", pa.int32(), nullable=False),
         pa.field("token_id", pa.int32()),  # the emitted token under test; null, like the logits, for kind replay
         pa.field("token_logit", pa.float32()),

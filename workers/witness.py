@@ -185,7 +185,7 @@ def _score_rows(
     output: Sequence[int],
     recorded: Sequence[float] | np.ndarray,
 ) -> list[dict[str, Any]]:
-    score = target.score(prompt, output)
+    scored = score(target, prompt, output)
     return [
         _row(
             kind,
@@ -194,9 +194,9 @@ def _score_rows(
             len(prompt) + len(output),
             "full",
             token_id=int(token),
-            token_logit=float(score.token_logit[position]),
+            token_logit=float(scored.token_logit[position]),
             recorded_logit=float(recorded[position]) if len(recorded) else None,
-            **_top_two(score, position),
+            **_top_two(scored, position),
         )
         for position, token in enumerate(output)
     ]
