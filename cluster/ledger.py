@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 from dfbench import __version__
 from dfbench.cluster.runspec import PlannedShard, RunSpec, ShardRow, with_pairs
 from dfbench.errors import RunError, unknown
+from dfbench.workers.faults import reach
 from dfbench.workers.spec import JobSpec
 
 LEDGER_FILE = "ledger.db"
@@ -71,16 +72,18 @@ INFRASTRUCTURE = ("worker", "node", "memory", "object", "setup")
 """Kinds that say nothing against the shard: it runs again elsewhere, up to a limit."""
 
 NETWORK_FILE_SYSTEMS = frozenset(
-    ["nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "lustre", "gpfs", "beegfs", "ceph"]
-    + ["glusterfs", "davfs", "ocfs2", "gfs2", "orangefs", "pvfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.cephfs"]
-    + ["fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.juicefs", "fuse.davfs2"]
+    (
+        *("nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "lustre", "gpfs", "beegfs"),
+        *("ceph", "glusterfs", "davfs", "ocfs2", "gfs2", "orangefs", "pvfs2", "fuse.sshfs", "fuse.glusterfs"),
+        *("fuse.cephfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.juicefs", "fuse.davfs2"),
+    )
 )
 
 
 class Failure(NamedTuple):
     """One attempt that did not commit; `job_id` is None where the whole shard's attempt was lost."""
 
-    shard_id: str
+    shard_id: str | None
     job_id: str | None
     attempt: int
     kind: str
@@ -446,7 +449,7 @@ class Ledger:
                 "update shards set attempts = max(attempts, ?) where shard_id = ?",
                 [(failure.attempt, failure.shard_id) for failure in failures],
             )
-            _settle(db, sorted({failure.shard_id for failure in failures}))
+            _settle(db, sorted({failure.shard_id for failure in failures if failure.shard_id is not None}))
 
     def commit(self, files: Sequence[RecordFile], outcomes: Sequence[Outcome], shards: dict[str, set[str]]) -> None:
         """The commit point: from here on these files exist and these jobs are done or failed.
@@ -457,6 +460,7 @@ class Ledger:
             _insert_files(db, files, shards)
             for outcome in outcomes:
                 _settle_jobs(db, outcome)
+            reach("commit.inside")
             _settle(db, sorted({outcome.shard_id for outcome in outcomes}))
 
     def replace_files(
@@ -484,6 +488,21 @@ class Ledger:
             (int(live), table, table),
         )
         return [RecordFile(*row) for row in rows]
+
+    def file_count(self) -> int:
+        """How many files are live."""
+        return int(self._db.execute("select count(*) from files where live").fetchone()[0])
+
+    def next_generation(self) -> int:
+        """A generation that no file has yet."""
+        return int(self._db.execute("select coalesce(max(generation), 0) + 1 from files").fetchone()[0])
+
+    def jobs_of(self, shards: Iterable[str]) -> set[str]:
+        """The ids of all planned jobs of these shards."""
+        found: set[str] = set()
+        for shard in shards:
+            found.update(row[0] for row in self._db.execute("select job_id from jobs where shard_id = ?", (shard,)))
+        return found
 
     def shards_of(self, name: str) -> set[str]:
         """The shards that have rows in this file."""

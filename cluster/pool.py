@@ -1,0 +1,204 @@
+"""Ray as the driver sees it: connecting, nodes and their devices, and one remote worker a device.
+
+All of Ray's objects stay in this module and in `driver`, where they are waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray._raylet import AuthenticationTokenLoader, Config
+
+from dfbench.cluster.commit import FinishedShard
+from dfbench.cluster.runspec import ShardRow
+from dfbench.cluster.stack import DEVICE_LABEL, label_value
+from dfbench.errors import ClusterError
+from dfbench.workers.actor import Pulse, Ready, Worker
+from dfbench.workers.spec import TargetSpec
+
+BACKPRESSURE = 8
+"""Parts that a worker may be ahead of the driver."""
+
+
+class Node(NamedTuple):
+    """A live member of the cluster."""
+
+    node_id: str
+    name: str
+    cpus: int
+    gpus: int
+    labels: dict[str, str]
+
+
+class Device(NamedTuple):
+    """One place for a worker: the n-th of its node, with the resources it asks for."""
+
+    node: Node
+    index: int
+    cpus: float
+    gpus: float
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.node.node_id, self.index)
+
+
+def connect(address: str = "local", *, workers: int | None = None) -> None:
+    """Join a Ray cluster, or start one on this machine. Raises ClusterError where there is none to join.
+
+    A local one listens on loopback only and asks for a token that lives as long as this process: other users of the
+    machine cannot reach it, and no token file is left behind for `ray start` to trip over.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "dfbench"}
+    if address == "local":
+        _authenticate("token", os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32))
+        cpus = max(os.cpu_count() or 1, workers or 0)
+        local = {"_node_ip_address": "127.0.0.1", "_node_name": platform.node() or "localhost"}
+        ray.init(address="local", include_dashboard=False, num_cpus=cpus, **local, **quiet)
+        return
+    _authenticate(os.environ.get("RAY_AUTH_MODE") or ("token" if has_token() else "disabled"))
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address} ({type(error).__name__}): start one with `dfbench up`, "
+            "or write --address with that of its head."
+        ) from error
+
+
+def _authenticate(mode: str, token: str | None = None) -> None:
+    """Say explicitly whether Ray asks for a token, to this process and its children; Ray reads it once, at import."""
+    os.environ["RAY_AUTH_MODE"] = mode
+    if token is not None:
+        os.environ["RAY_AUTH_TOKEN"] = token
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def has_token() -> bool:
+    """Whether this user has a Ray token to show."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or Path(named).expanduser().is_file()
+
+
+def live_nodes() -> list[Node]:
+    """Every node that Ray believes to be alive."""
+    return [
+        Node(
+            entry["NodeID"],
+            entry["NodeName"],
+            int(entry["Resources"].get("CPU", 0)),
+            int(entry["Resources"].get("GPU", 0)),
+            dict(entry.get("Labels") or {}),
+        )
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
+
+
+def devices(
+    nodes: list[Node], target: TargetSpec, *, workers_per_node: int | None = None, device: str | None = None
+) -> list[Device]:
+    """Where workers may live: one a GPU; without GPUs, one a node for a model and one a core for the other targets.
+
+    A model that may choose its device leaves nodes without a GPU alone as soon as one node has one.
+    """
+    if device is not None:
+        wanted = label_value(device).lower()
+        nodes = [node for node in nodes if wanted in node.labels.get(DEVICE_LABEL, wanted).lower()]
+    on_gpu = target.kind == "torch" and target.device != "cpu"
+    if on_gpu and (target.device.startswith("cuda") or any(node.gpus for node in nodes)):
+        return [
+            Device(node, index, 1, 1.0) for node in nodes for index in range(min(node.gpus, workers_per_node or 99))
+        ]
+    return [place for node in nodes for place in _on_cores(node, target.kind, workers_per_node)]
+
+
+def _on_cores(node: Node, kind: str, workers_per_node: int | None) -> Iterator[Device]:
+    if node.cpus < 1:
+        return
+    count = workers_per_node or (1 if kind == "torch" else node.cpus)
+    # Ray gives an actor as many threads as it asked for cores; more workers than cores share them.
+    share = float(node.cpus // count) if count <= node.cpus else node.cpus / count * 0.99
+    for index in range(count):
+        yield Device(node, index, share, 0.0)
+
+
+@dataclass
+class Member:
+    """A remote worker and what the driver knows about it: loading, idle, or at work on one shard."""
+
+    device: Device
+    worker_id: str
+    actor: Any
+    loading: Any = None
+    since: float = field(default_factory=time.monotonic)
+    ready: Ready | None = None
+    row: ShardRow | None = None
+    shard: FinishedShard | None = None
+    stream: Any = None
+    pulse: Any = None
+    pulse_sent: float = 0.0
+    heard: float = 0.0
+    last: Pulse | None = None
+    moved: float = 0.0
+    stop_sent: float = 0.0
+
+    @property
+    def node(self) -> str:
+        return self.device.node.name
+
+    @property
+    def idle(self) -> bool:
+        return self.ready is not None and self.shard is None
+
+    def waitable(self) -> Any:
+        """What Ray reports on next: the end of loading, or the next part of the shard."""
+        return self.loading if self.loading is not None else self.stream
+
+    def begin(self, row: ShardRow, shard: FinishedShard) -> None:
+        """Send a shard; one call is in flight at a time, and its parts come back as a stream."""
+        now = time.monotonic()
+        self.row, self.shard, self.since, self.heard, self.moved = row, shard, now, now, now
+        self.pulse, self.last, self.stop_sent = None, None, 0.0
+        run = self.actor.run.options(num_returns="streaming", _generator_backpressure_num_objects=BACKPRESSURE)
+        self.stream = run.remote(shard.spec)
+
+    def end(self) -> None:
+        self.row, self.shard, self.stream, self.pulse, self.last = None, None, None, None, None
+
+    def ask_pulse(self) -> None:
+        self.pulse = self.actor.pulse.options(concurrency_group="control").remote()
+        self.pulse_sent = time.monotonic()
+
+    def stop(self, job_id: str) -> None:
+        """Ask the worker to stop this job at its next step."""
+        self.actor.stop.options(concurrency_group="control").remote(job_id)
+        self.stop_sent = time.monotonic()
+
+    def kill(self) -> None:
+        ray.kill(self.actor, no_restart=True)
+
+
+def hire(device: Device, target: TargetSpec) -> Member:
+    """Start a worker on this device and have it load its target.
+
+    Ray neither restarts it nor repeats its calls: a repeated stream would splice two attempts.
+    """
+    worker_id = f"{device.node.name}-{device.index}-{secrets.token_hex(3)}"
+    remote = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(Worker)
+    options = {"num_cpus": device.cpus, "num_gpus": device.gpus}
+    selector = {"ray.io/node-id": device.node.node_id}
+    actor = remote.options(**options, label_selector=selector).remote(target, device.node.name, worker_id)
+    return Member(device, worker_id, actor, loading=actor.load.remote())

@@ -1,0 +1,381 @@
+"""The worker: a plain class that holds one target on one device and runs shards on it.
+
+`cluster.driver` makes it remote. It runs a shard's jobs back to back and hands records over between jobs, never inside
+one. What a job raises is an outcome of that job; the others' rows stand. `pulse` and `stop` are called from other
+threads while a job runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import time
+import traceback
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from dfbench.drafters import registry
+from dfbench.drafters.base import Drafter, DrafterContext
+from dfbench.errors import Cancelled, DfbenchError
+from dfbench.workers import provenance
+from dfbench.workers.faults import reach
+from dfbench.workers.loop import Trace, decode
+from dfbench.workers.records import SCHEMAS, JobRecord, WorkerFacts, job_record
+from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
+from dfbench.workers.target import RecordedTarget, ScriptedTarget, Target, scripted_rule
+
+if TYPE_CHECKING:
+    from dfbench.workers.telemetry import Monitor
+
+HAND_OVER_S = 1.0
+"""Records of quick jobs are gathered for this long before they are handed over."""
+
+WARMUP_PREFIX = "warmup:"
+
+
+class JobOutcome(NamedTuple):
+    """How one job ended: `kind` is "" for a job that has rows, else one of the ledger's kinds of failure."""
+
+    job_id: str
+    arm: str
+    kind: str = ""
+    message: str = ""
+    pair_only: bool = False
+    warmup: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some finished jobs of a shard. `unusable`: the device is in no state to go on; replace the worker."""
+
+    shard_id: str
+    attempt: int
+    outcomes: tuple[JobOutcome, ...]
+    tables: dict[str, pa.Table]
+    unusable: bool = False
+
+
+class Pulse(NamedTuple):
+    """Where a worker is: the job it runs, since when, and a number that grows with every step of it."""
+
+    job_id: str
+    seconds: float
+    progress: int
+
+
+class Ready(NamedTuple):
+    """What a worker says once it has its target: who and what it is, and which ids end an output."""
+
+    facts: WorkerFacts
+    eos_ids: frozenset[int]
+    info: dict[str, Any]
+
+
+@dataclass
+class _Running:
+    """The job at hand, as other threads see it."""
+
+    job_id: str = ""
+    began: float = 0.0
+    trace: Trace | None = None
+    count: int = 0
+    stopped: set[str] = field(default_factory=set)
+
+
+class Worker:
+    """One target on one device. `load` first, then `run` a shard at a time."""
+
+    def __init__(self, target: TargetSpec, node: str = "", worker_id: str | None = None) -> None:
+        self.spec = target
+        self.node = node or socket.gethostname()
+        self.worker_id = worker_id or f"{self.node}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self._running = _Running()
+        self._warm: set[str] = set()
+        self._drafters: dict[str, Drafter] = {}
+        self._target: Target | None = None
+        self._facts: WorkerFacts | None = None
+        self._monitor: Monitor | None = None
+
+    def load(self) -> Ready:
+        """Load the target; say what it is. Raises what the loader raises."""
+        reach("worker.load")
+        target = load_target(self.spec)
+        info = provenance.worker_facts(target) | {"pid": os.getpid(), "node": self.node}
+        info["eos_ids"] = sorted(target.eos_ids)
+        self._target, self._monitor = target, open_monitor(target)
+        self._facts = provenance.record_facts(info, self.worker_id)
+        return Ready(self._facts, frozenset(target.eos_ids), info)
+
+    def pulse(self) -> Pulse:
+        """Where this worker is. Safe to call while a job runs, from another thread."""
+        running = self._running
+        trace = running.trace
+        steps = len(trace.steps) if trace is not None else 0
+        seconds = time.monotonic() - running.began if running.job_id else 0.0
+        return Pulse(running.job_id, seconds, running.count * 1_000_000 + steps)
+
+    def stop(self, job_id: str) -> None:
+        """Tell this job to stop at its next step; it ends as cancelled. Safe to call while it runs."""
+        running = self._running
+        running.stopped.add(job_id)
+        if running.job_id == job_id and running.trace is not None:
+            running.trace.stop = True
+
+    def run(self, shard: ShardSpec) -> Iterator[Part]:
+        """Run a shard's jobs in order and yield their records, in parts of about a second or a job, if it is longer."""
+        parts = _Gatherer(shard)
+        for outcome, record in self._outcomes(shard):
+            unusable = outcome.kind in ("oom", "device")
+            parts.add(outcome, record)
+            if unusable or parts.due():
+                yield parts.take(unusable)
+            if unusable:
+                return
+        yield parts.take(False)
+
+    def _outcomes(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRecord | None]]:
+        yield from self._warm_up(shard)
+        arms = {arm.name: arm for arm in shard.arms}
+        broken: dict[str, JobOutcome] = {}
+        repeat = 0
+        conversation = _Conversation(shard, self._target)
+        for job in shard.jobs:
+            arm = arms[job.arm]
+            if job.repeat != repeat:
+                repeat = job.repeat
+                self._forget()
+            if arm.name in broken:
+                yield broken[arm.name]._replace(job_id=job.job_id), None
+                continue
+            outcome, record, trace = self._job(shard, job, arm, conversation)
+            if trace is not None:
+                conversation.heard(job, arm, trace)
+            elif arm.cache == "carried":
+                # Its later jobs depend on what it would have learned here.
+                message = f"an earlier job of this carried arm failed ({job.job_id})."
+                broken[arm.name] = outcome._replace(message=message)
+            yield outcome, record
+
+    def _warm_up(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRecord | None]]:
+        """Before the first shard of a workload: its reserved prompts through every arm; then all state is cleared."""
+        if shard.workload not in self._warm:
+            for prompt in shard.warmup:
+                for order, arm in enumerate(shard.arms):
+                    job_id = f"{WARMUP_PREFIX}{shard.shard_id}:{shard.attempt}:{prompt.prompt_id}:{arm.name}"
+                    job = JobSpec(job_id, shard.workload, prompt.prompt_id, arm.name, arm_order=order)
+                    outcome, record, _ = self._attempt(shard, job, arm, prompt, warmup=True)
+                    yield outcome._replace(warmup=True), record
+            self._warm.add(shard.workload)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Clear what every drafter has learned: before a shard, and where a repeat begins."""
+        for drafter in self._drafters.values():
+            drafter.reset()
+
+    def _job(
+        self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, conversation: _Conversation
+    ) -> tuple[JobOutcome, JobRecord | None, Trace | None]:
+        try:
+            prompt = conversation.prompt(job)
+        except Exception as error:
+            return _outcome(job, "error", _describe(error)), None, None
+        return self._attempt(shard, job, arm, prompt)
+
+    def _attempt(
+        self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, prompt: PromptSpec, *, warmup: bool = False
+    ) -> tuple[JobOutcome, JobRecord | None, Trace | None]:
+        """One job; whatever it raises becomes its outcome."""
+        running = self._running
+        trace = Trace(stop=job.job_id in running.stopped)
+        running.trace, running.began, running.job_id = trace, time.monotonic(), job.job_id
+        try:
+            record = self._record(shard, job, arm, prompt, trace, warmup)
+        except Cancelled:
+            return _outcome(job, "cancelled", "the job was told to stop."), None, None
+        except Exception as error:
+            return _outcome(job, failure_kind(error), _describe(error)), None, None
+        finally:
+            running.job_id, running.trace = "", None
+            running.count += 1
+        return _outcome(job), record, trace
+
+    def _record(
+        self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, prompt: PromptSpec, trace: Trace, warmup: bool
+    ) -> JobRecord:
+        target, facts = self._target, self._facts
+        if target is None or facts is None:
+            raise DfbenchError("the worker has no target: load it first.")
+        drafter = self._drafter(arm)
+        if arm.cache != "carried":
+            drafter.reset()
+        if isinstance(target, RecordedTarget):
+            target.load(prompt.recorded_ids or ())
+        target.top_k = drafter.top_k
+        eos_ids = frozenset() if shard.ignore_eos else target.eos_ids
+        began_at = time.time_ns() // 1000
+        reach("worker.job")
+        with _gc_frozen(), _watched(self._monitor) as seen:
+            decode(
+                target, drafter, prompt.prompt_ids, max_new_tokens=shard.max_new_tokens, eos_ids=eos_ids, trace=trace
+            )
+        about = {"began_at": began_at, "timed": target.timed, "warmup": warmup, **seen}
+        return job_record(shard, job, arm, prompt, self.spec, facts, trace, **about)
+
+    def _drafter(self, arm: ArmSpec) -> Drafter:
+        drafter = self._drafters.get(arm.name)
+        if drafter is None:
+            target = self._target
+            assert target is not None
+            context = DrafterContext(vocab_size=target.vocab_size, eos_ids=frozenset(target.eos_ids))
+            drafter = self._drafters[arm.name] = registry.create(arm.drafter, arm.params, context)
+        return drafter
+
+
+class _Conversation:
+    """The prompts of a shard's jobs: those of the plan, and later turns, rendered once AR has answered."""
+
+    def __init__(self, shard: ShardSpec, target: Target | None) -> None:
+        self._prompts = {prompt.prompt_id: prompt for prompt in shard.prompts}
+        self._shard = shard
+        self._target = target
+
+    def prompt(self, job: JobSpec) -> PromptSpec:
+        prompt = self._prompts.get(job.prompt_id)
+        if prompt is None:
+            raise DfbenchError(
+                f"turn {job.turn + 1} of '{job.prompt_id}' has no prompt: AR did not answer the last one."
+            )
+        return prompt
+
+    def heard(self, job: JobSpec, arm: ArmSpec, trace: Trace) -> None:
+        """AR's answer makes the next turn's prompt."""
+        prompt = self._prompts[job.prompt_id]
+        if arm.drafter != "ar" or not prompt.followups:
+            return
+        following = self._target.next_turn(prompt, trace.output, self._shard.enable_thinking)  # type: ignore[union-attr]
+        self._prompts.setdefault(following.prompt_id, following)
+
+
+class _Gatherer:
+    """Gathers the records of quick jobs, so that a part is worth sending."""
+
+    def __init__(self, shard: ShardSpec) -> None:
+        self._shard = shard
+        self._clear()
+
+    def _clear(self) -> None:
+        self._since = time.monotonic()
+        self._outcomes: list[JobOutcome] = []
+        self._records: list[JobRecord] = []
+
+    def add(self, outcome: JobOutcome, record: JobRecord | None) -> None:
+        self._outcomes.append(outcome)
+        if record is not None:
+            self._records.append(record)
+
+    def due(self) -> bool:
+        return time.monotonic() - self._since >= HAND_OVER_S
+
+    def take(self, unusable: bool) -> Part:
+        reach("worker.part")
+        tables = {
+            name: pa.concat_tables([getattr(record, name) for record in self._records]).combine_chunks()
+            if self._records
+            else SCHEMAS[name].empty_table()
+            for name in ("jobs", "steps", "tokens")
+        }
+        part = Part(self._shard.shard_id, self._shard.attempt, tuple(self._outcomes), tables, unusable)
+        self._clear()
+        return part
+
+
+def load_target(spec: TargetSpec) -> Target:
+    """The target that a spec describes; torch is imported only where it is needed."""
+    options = spec.options
+    if spec.kind == "scripted":
+        step_ms = float(options.get("step_ms", 0.0))
+        eos = frozenset({2}) if options.get("eos_at") else frozenset()
+        step_ns = int(step_ms * 1e6)
+        return ScriptedTarget(
+            scripted_rule(options),
+            vocab_size=int(options.get("vocab", 64)),
+            eos_ids=eos,
+            cost=lambda queries: step_ns or 1_000_000,
+            sleep=step_ns > 0,
+        )
+    if spec.kind == "recorded":
+        return RecordedTarget(int(options.get("vocab_size") or 2**31 - 1), frozenset(options.get("eos_ids") or ()))
+    from dfbench.workers import engine
+
+    return engine.load_target(spec)
+
+
+def open_monitor(target: Target) -> Monitor | None:
+    """What watches the target's device while a job runs; a target without a model is not worth watching."""
+    if target.kind != "torch":
+        return None
+    from dfbench.workers import telemetry
+
+    device = target.device  # type: ignore[attr-defined]
+    if device.type != "cuda":
+        return telemetry.open_monitor()
+    import torch
+
+    return telemetry.open_monitor(str(torch.cuda.get_device_properties(device).uuid))
+
+
+def failure_kind(error: BaseException) -> str:
+    """The ledger's kind for what a job raised: oom and device mean that the worker must be replaced.
+
+    By type name and message, since torch may not be importable here. A CUDA context that has seen an illegal access,
+    an assert or a launch failure answers every later call with an error.
+    """
+    names = {cls.__name__ for cls in type(error).__mro__}
+    text = str(error).lower()
+    if "OutOfMemoryError" in names or "out of memory" in text:
+        return "oom"
+    if "AcceleratorError" in names or "cuda error" in text or "cudnn_status" in text or "cublas_status" in text:
+        return "device"
+    return "error"
+
+
+def _describe(error: BaseException) -> str:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    tail = "".join(lines[-4:])[-2000:]
+    return f"{type(error).__name__}: {error}\n{tail}".strip()
+
+
+def _outcome(job: JobSpec, kind: str = "", message: str = "") -> JobOutcome:
+    return JobOutcome(job.job_id, job.arm, kind, message, job.pair_only)
+
+
+@contextlib.contextmanager
+def _gc_frozen() -> Iterator[None]:
+    """No garbage collection inside: it would fall into the timed region of whichever job it hits."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _watched(monitor: Monitor | None) -> Iterator[dict[str, Any]]:
+    """What the device did meanwhile: filled in at the end, empty where nothing watches it."""
+    seen: dict[str, Any] = {}
+    if monitor is None:
+        yield seen
+        return
+    monitor.begin()
+    yield seen
+    telemetry = monitor.end()
+    seen.update(throttled=telemetry.throttled, telemetry=telemetry.as_json())
