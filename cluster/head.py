@@ -30,6 +30,7 @@ class Node:
     """One node as the head knows it. `resources` are Ray's totals; `reason` says why a dead node is dead."""
 
     node_id: str
+    name: str
     address: str
     hostname: str
     alive: bool
@@ -155,6 +156,7 @@ def _node(raw: Any) -> Node:
     alive = raw.state == 0
     return Node(
         node_id=raw.node_id.hex(),
+        name=raw.node_name or raw.node_manager_address,
         address=raw.node_manager_address,
         hostname=raw.node_manager_hostname,
         alive=alive,

@@ -547,6 +547,14 @@ class Ledger:
         """Shard → worker, as the driver last noted it."""
         return dict(self._db.execute("select shard_id, worker_id from shards where state = 'running'").fetchall())
 
+    def done_by_worker(self) -> dict[str, int]:
+        """Jobs done so far, by the worker that ran their shard last."""
+        rows = self._db.execute(
+            "select s.worker_id, count(*) from jobs j join shards s using (shard_id) "
+            "where j.state = 'done' and s.worker_id is not null group by 1"
+        )
+        return dict(rows.fetchall())
+
     def failures(self, shard_id: str | None = None) -> list[tuple[Failure, str]]:
         """Every attempt that did not commit, with its time, oldest first."""
         rows = self._db.execute(

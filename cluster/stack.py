@@ -43,14 +43,14 @@ def versions(labels: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def differences(mine: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
+def differences(mine: Mapping[str, str], head: Mapping[str, str], here: str = "here") -> list[str]:
     """What keeps `mine` from working beside `head`, one phrase each; a plug-in only one side has counts."""
     found = []
     for key in sorted({*mine, *head}):
-        here, there = mine.get(key), head.get(key)
-        if here != there:
+        own, other = mine.get(key), head.get(key)
+        if own != other:
             name = ("plug-in " if key.startswith(PLUGIN_PREFIX) else "") + key.partition("/")[2]
-            found.append(f"{name} is {here or 'not installed'} here and {there or 'not installed'} on the head")
+            found.append(f"{name} is {own or 'not installed'} {here} and {other or 'not installed'} on the head")
     return found
 
 
