@@ -111,14 +111,13 @@ WITNESS = _schema(
     [
         pa.field("run_id", pa.string(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),  # control, noise, teacher, again, witness, replay
-        pa.field("job_id", pa.string(), nullable=False),  # the spec job that the row is about
+        pa.field("job_id", pa.string(), nullable=False),  # the job that the row is about
+        pa.field("attempt", pa.int32(), nullable=False),  # and the attempt of it that left the rows
         pa.field("workload", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("arm", pa.string(), nullable=False),
         pa.field("position", pa.int32(), nullable=False),
-        pa.field(
-            "shape", pa.string(), nullable=False
-        ),  # ar, spec: whose passes; full: one over all
+        pa.field("shape", pa.string(), nullable=False),  # ar, spec: whose passes; full: one over all
         pa.field("queries", pa.int32(), nullable=False),
         pa.field("token_id", pa.int32()),  # the emitted token under test; null, like the logits, for kind replay
         pa.field("token_logit", pa.float32()),
@@ -198,7 +197,37 @@ def job_record(
     telemetry: dict[str, Any] | None = None,
 ) -> JobRecord:
     """Arrow tables of one finished job. `began_at`: µs since the epoch. Times are null for an untimed target."""
-    identity = {
+    row = job_row(shard, job, arm, prompt, target, facts, began_at=began_at, warmup=warmup)
+    identity = {entry.name: row[entry.name] for entry in _IDENTITY}
+    row |= {
+        "finish_reason": trace.finish_reason,
+        "start_ns": trace.start_ns if timed else None,
+        "prefill_ns": trace.prefill_ns if timed else None,
+        "decode_ns": trace.decode_ns if timed else None,
+        "wall_ns": trace.wall_ns if timed else None,
+        "repetition": repetition(trace.output),
+        "output_ids": trace.output,
+        "throttled": throttled,
+        "telemetry": json.dumps(telemetry, sort_keys=True) if telemetry is not None else None,
+    }
+    return JobRecord(
+        pa.Table.from_pylist([row], schema=JOBS), _step_table(identity, trace, timed), _token_table(identity, trace)
+    )
+
+
+def job_row(
+    shard: ShardSpec,
+    job: JobSpec,
+    arm: ArmSpec,
+    prompt: PromptSpec,
+    target: TargetSpec,
+    facts: WorkerFacts,
+    *,
+    began_at: int,
+    warmup: bool = False,
+) -> dict[str, Any]:
+    """The columns of `jobs` that are known before a job has run."""
+    return {
         "run_id": shard.run_id,
         "job_id": job.job_id,
         "workload": job.workload,
@@ -208,9 +237,6 @@ def job_record(
         "attempt": shard.attempt,
         "warmup": warmup,
         "pair_only": job.pair_only,
-    }
-    row = {
-        **identity,
         "shard_id": shard.shard_id,
         "drafter": arm.drafter,
         "params": json.dumps(arm.params, sort_keys=True),
@@ -227,20 +253,8 @@ def job_record(
         "arm_order": job.arm_order,
         "prompt_tokens": len(prompt.prompt_ids),
         "max_new_tokens": shard.max_new_tokens,
-        "finish_reason": trace.finish_reason,
         "began_at": began_at,
-        "start_ns": trace.start_ns if timed else None,
-        "prefill_ns": trace.prefill_ns if timed else None,
-        "decode_ns": trace.decode_ns if timed else None,
-        "wall_ns": trace.wall_ns if timed else None,
-        "repetition": repetition(trace.output),
-        "output_ids": trace.output,
-        "throttled": throttled,
-        "telemetry": json.dumps(telemetry, sort_keys=True) if telemetry is not None else None,
     }
-    return JobRecord(
-        pa.Table.from_pylist([row], schema=JOBS), _step_table(identity, trace, timed), _token_table(identity, trace)
-    )
 
 
 def repetition(output: Sequence[int], n: int = 4) -> float | None:

@@ -124,6 +124,7 @@ class GuardJob:
     """
 
     job_id: str
+    attempt: int
     arm: str
     output_ids: tuple[int, ...]
     passes: tuple[PassShape, ...]

@@ -143,6 +143,7 @@ def _row(kind: str, job: GuardJob, position: int, queries: int, shape: str, **va
     return {
         "kind": kind,
         "job_id": job.job_id,
+        "attempt": job.attempt,
         "arm": job.arm,
         "position": position,
         "shape": shape,
