@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from dfbench.cluster import workloads
+from dfbench.cluster import render, workloads
 from dfbench.cluster.runspec import PlannedShard, RunSpec
-from dfbench.cluster.sweep import Arm, Scripted, Sweep, Workload, canonical
+from dfbench.cluster.sweep import Arm, Scripted, Sweep, Workload, canonical, file_options
 from dfbench.cluster.workloads import Row, turn_id
-from dfbench.errors import ModelError, SweepError, UsageError, WorkloadError
+from dfbench.drafters import registry
+from dfbench.drafters.base import DrafterContext
+from dfbench.errors import ModelError, SweepError, UsageError
 from dfbench.workers.spec import JobSpec, PromptSpec
 
 ID_DIGITS = 16
@@ -165,6 +167,7 @@ def arm_key(sweep: Sweep, arm: Arm, eos_ids: frozenset[int]) -> str:
     """Digest of the part of a job's identity that all prompts of an arm share (MEASUREMENT.md §7)."""
     target = sweep.target_spec()
     model = sweep.model
+    places = {name for name in file_options(arm.drafter) if arm.options[f"{name}_sha256"] is not None}
     pinned = {"digest": model.digest} if model.digest else {"id": model.id, "revision": model.revision}
     return _digest(
         {
@@ -185,7 +188,7 @@ def arm_key(sweep: Sweep, arm: Arm, eos_ids: frozenset[int]) -> str:
             "max_new_tokens": sweep.max_new_tokens,
             "arm": arm.name,
             "drafter": arm.drafter,
-            "drafter_options": arm.options,
+            "drafter_options": {name: value for name, value in arm.options.items() if name not in places},
             "drafter_source": arm.source,
             "cache": arm.cache,
         },
@@ -225,9 +228,9 @@ def plan(sweep: Sweep) -> Plan:
         groups = tuple(_made_up(workload, sweep) for workload in sweep.workloads)
         return _checked(Plan(sweep, groups, frozenset({2}) if sweep.scripted.eos_at else frozenset()))
     missing: list[UsageError] = []
-    renderer: Renderer | None = None
+    renderer: render.Renderer | None = None
     try:
-        renderer = TorchRenderer(sweep) if sweep.target == "torch" else RecordedRenderer(sweep)
+        renderer = render.open_renderer(sweep)
     except ModelError as error:
         missing.append(error)
     chosen: list[tuple[Workload, list[Row], list[Row]]] = []
@@ -250,11 +253,14 @@ def plan(sweep: Sweep) -> Plan:
         )
         for workload, rows, warm in chosen
     )
-    return _checked(Plan(renderer.sweep, groups, renderer.eos_ids))
+    return _checked(Plan(renderer.sweep, groups, renderer.eos_ids), renderer.context())
 
 
-def _checked(made: Plan) -> Plan:
-    """Raise SweepError where later turns have no AR arm whose answers they could hold."""
+def _checked(made: Plan, context: DrafterContext | None = None) -> Plan:
+    """Raise UsageError for arms that cannot work: files that do not suit, later turns without AR's earlier answers."""
+    for arm in made.sweep.arms:
+        if file_options(arm.drafter):
+            registry.create(arm.drafter, arm.options, context)
     has_ar = any(arm.drafter == "ar" for arm in made.sweep.arms)
     for group in made.groups:
         if not has_ar and group.prompts.turns() > len(group.prompts):
@@ -262,91 +268,6 @@ def _checked(made: Plan) -> Plan:
                 f"workload '{group.workload}' has later turns, which hold AR's earlier answers: add the arm `ar`."
             )
     return made
-
-
-class Renderer(Protocol):
-    """Token ids of a row, and what is known about the target from planning."""
-
-    sweep: Sweep
-    eos_ids: frozenset[int]
-
-    def ids(self, workload: str, row: Row) -> array[int]: ...
-
-
-class RecordedRenderer:
-    """Rows of recorded streams bring their token ids along."""
-
-    def __init__(self, sweep: Sweep) -> None:
-        self.sweep = sweep
-        self.eos_ids = frozenset(sweep.recorded.eos_ids)
-
-    def ids(self, workload: str, row: Row) -> array[int]:
-        if row.prompt_ids is None or row.recorded_ids is None:
-            raise WorkloadError(
-                f"workload '{workload}', prompt '{row.prompt_id}': a recorded target needs rows with"
-                " `prompt_ids` and `output_ids`."
-            )
-        return array("i", row.prompt_ids)
-
-
-class TorchRenderer:
-    """Renders rows with the model's own tokenizer and template, and checks that prompt and cap fit its context."""
-
-    def __init__(self, sweep: Sweep) -> None:
-        from dfbench.workers import models
-
-        resolved = models.resolve(sweep.target_spec())
-        claimed = sweep.model.digest
-        digest = None if resolved.revision else resolved.digest
-        if claimed not in (None, digest, resolved.digest):
-            raise ModelError(
-                f"the weights of '{sweep.model.id}' have SHA-256 {resolved.digest}, not {claimed}"
-                " as the sweep says: get those weights, or leave `model.digest` out."
-            )
-        pinned = sweep.model.model_copy(update={"revision": resolved.revision, "digest": digest})
-        self.sweep = sweep.model_copy(update={"model": pinned})
-        self._models, self._resolved = models, resolved
-        self._tokenizer = models.load_tokenizer(resolved)
-        self.eos_ids = models.eos_ids(resolved, self._tokenizer)
-
-    def ids(self, workload: str, row: Row) -> array[int]:
-        place = f"workload '{workload}', prompt '{row.prompt_id}'"
-        if row.prompt_ids is not None:
-            ids = list(row.prompt_ids)
-        elif row.messages:
-            try:
-                ids = self._render(row.messages)
-            except ModelError as error:
-                raise ModelError(f"{place}: {error}") from error
-        else:
-            ids = self._models.render_text(self._tokenizer, row.text)
-        if not ids:
-            raise WorkloadError(f"{place} has no token: write a longer prompt.")
-        if max(ids) >= self._resolved.vocab_size:
-            raise WorkloadError(f"{place} has a token id beyond the model's vocabulary of {self._resolved.vocab_size}.")
-        self._check_context(place, row, len(ids))
-        return array("i", ids)
-
-    def _render(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        return self._models.render(self._tokenizer, messages, self.sweep.enable_thinking)
-
-    def _check_context(self, place: str, row: Row, tokens: int) -> None:
-        """Later turns count too, each with an earlier answer as long as the cap."""
-        turns = len(row.followups) + 1
-        if row.followups:
-            talk = list(row.messages)
-            for message in row.followups:
-                talk += [{"role": "assistant", "content": ""}, {"role": "user", "content": message}]
-            tokens = len(self._render(talk))
-        limit, cap = self._resolved.context_limit, self.sweep.max_new_tokens
-        if tokens + cap * turns > limit:
-            room = (limit - tokens) // turns
-            fix = f"write max_new_tokens: {room} or less, or shorten the prompt" if room > 0 else "shorten the prompt"
-            over = "and a later turn's " if turns > 1 else ""
-            raise WorkloadError(
-                f"{place}: {tokens} prompt tokens {over}and up to {cap * turns} new ones exceed the model's context"
-                f" of {limit}: {fix}."
-            )
 
 
 class RenderedPrompts(Sequence[PromptSpec]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from dfbench.cluster import sweep_errors
 from dfbench.drafters import registry
-from dfbench.errors import SweepError
+from dfbench.errors import OptionError, SweepError
 from dfbench.workers.spec import EMBEDDED_MODEL, ArmSpec, CachePolicy, EngineMode, TargetKind, TargetSpec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
@@ -147,11 +148,33 @@ def resolve_arm(given: Any) -> dict[str, Any]:
         arm["cache"] = options.pop("cache")
     claimed = options.pop("source", None)
     origin = registry.source(drafter)
-    arm["options"] = registry.parse_options(drafter, options).model_dump(mode="json")
+    arm["options"] = _with_digests(drafter, registry.parse_options(drafter, options).model_dump(mode="json"))
     arm["source"] = f"{origin.distribution} {origin.version}"
     if claimed not in (None, arm["source"]):
         raise ValueError(f"says source '{claimed}' but '{arm['source']}' is installed: install that, or leave it out")
     return arm
+
+
+def file_options(drafter: str) -> list[str]:
+    """Options of a drafter that name a file: those that have a twin `<option>_sha256`."""
+    known = registry.find(drafter).Options.model_fields
+    return [name for name in known if f"{name}_sha256" in known]
+
+
+def _with_digests(drafter: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A file is known by its content: its digest is part of a job's identity, its place is not."""
+    for name in file_options(drafter):
+        path, digest = options[name], options[f"{name}_sha256"]
+        if path is None or digest is not None:
+            continue
+        try:
+            with Path(path).expanduser().open("rb") as handle:
+                options[f"{name}_sha256"] = hashlib.file_digest(handle, "sha256").hexdigest()
+        except OSError as error:
+            raise OptionError(
+                f"drafter '{drafter}': option '{name}': {path} cannot be read: {error.strerror}."
+            ) from error
+    return options
 
 
 class Sweep(Section):
@@ -187,7 +210,7 @@ class Sweep(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Sweep:
         for kind, items in (("arm", self.arms), ("workload", self.workloads)):
-            names = [item.name for item in items]  # type: ignore[attr-defined]
+            names = [item.name for item in items]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise ValueError(f"two {kind}s are called '{twice}': give each its own `name`")
@@ -234,12 +257,6 @@ class Sweep(Section):
     def to_yaml(self) -> str:
         """The effective sweep as a file that loads to this very sweep."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=110)
-
-    def sha(self) -> str:
-        """Digest of what decides the results: not of worker counts, deadlines, attempts or notes."""
-        loose = {"workers", "workers_per_node", "max_attempts", "job_deadline_s", "progress_deadline_s", "notes"}
-        decisive = {key: value for key, value in self.to_dict().items() if key not in loose}
-        return hashlib.sha256(canonical(decisive)).hexdigest()
 
 
 def canonical(value: Any) -> bytes:

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from dfbench.cluster.sweep import Sweep, validate
+from dfbench.cluster.sweep import Sweep, file_options, validate
+from dfbench.drafters import registry
 from dfbench.errors import SweepError, unknown
 
 
@@ -130,13 +131,25 @@ def _member(items: list[Any], key: str, path: str) -> int:
 
 
 def _with_folder(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Paths in a sweep file count from that file's folder."""
-    if folder is None or not isinstance(data.get("workloads"), list):
+    """Paths in a sweep file count from that file's folder: those of workloads, and files that arms name."""
+    if folder is None:
         return data
-    for workload in data["workloads"]:
-        if isinstance(workload, dict) and isinstance(workload.get("file"), str):
-            workload["file"] = str(folder.resolve() / Path(workload["file"]).expanduser())
+    for workload in _mappings(data.get("workloads")):
+        _place(workload, "file", folder)
+    for arm in _mappings(data.get("arms")):
+        drafter = arm.get("drafter", arm.get("name"))
+        for option in file_options(drafter) if drafter in registry.names() else ():
+            _place(arm, option, folder)
     return data
+
+
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _place(item: dict[str, Any], key: str, folder: Path) -> None:
+    if isinstance(item.get(key), str):
+        item[key] = str(folder.resolve() / Path(item[key]).expanduser())
 
 
 def _kind(value: Any) -> str:
@@ -149,7 +162,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):
                 if key in seen:
                     raise yaml.MarkedYAMLError(
