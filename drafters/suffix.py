@@ -56,13 +56,12 @@ class Suffix(Drafter):
 
     def __init__(self, options: SuffixOptions, context: DrafterContext) -> None:
         super().__init__(options, context)
-        tree = options.mode == "tree"
-        # A node has at most 1 / min_prob children whose probability reaches min_prob: no more need to be sorted.
-        most = options.max_draft if options.min_prob == 0 else int(1 / options.min_prob + 1e-9)
-        self._ordered = max(1, min(most, options.max_draft)) if tree else 1
-        self._speculate = speculate_tree if tree else speculate_chain
+        self._tree = options.mode == "tree"
+        self._speculate = speculate_tree if self._tree else speculate_chain
+        limits = [max(0, int(m * options.factor + options.offset + 1e-6)) for m in range(options.depth)]
+        self._limits = np.minimum(limits, options.max_draft).astype(np.int32)
+        self._min_prob = np.float32(options.min_prob)
         self._out = np.empty((2, options.max_draft), np.int32)
-        self._heap = np.empty((options.max_draft * self._ordered + 1, 4), np.float64)
         self._buffer = np.empty(64, np.int32)
         self.reset()
 
@@ -70,7 +69,7 @@ class Suffix(Drafter):
         """Forget every request."""
         self._past: deque[np.ndarray] = deque()
         self._response: list[int] = []
-        self._shared = SuffixCounts(self.options.depth, self._ordered)
+        self._shared = SuffixCounts(self.options.depth)
         self._removed = 0
         self._begin(np.empty(0, np.int32))
 
@@ -81,10 +80,11 @@ class Suffix(Drafter):
 
     def _begin(self, tokens: np.ndarray) -> None:
         options = self.options
-        self._local = SuffixCounts(options.depth, self._ordered, len(tokens) + 256)
+        self._local = SuffixCounts(options.depth, len(tokens) + 256)
         self._local.extend(tokens, len(tokens))
         self._length = len(tokens)
-        if options.cached_requests:
+        self._keeps = options.cached_requests > 0
+        if self._keeps:
             self._rotate()
             tail = tokens[max(len(tokens) - options.depth, 0) :]
             self._match = self._follow(0, 0, tail, len(tail))
@@ -92,27 +92,24 @@ class Suffix(Drafter):
     def observe(self, emitted: Sequence[int], verified: Verified | None = None) -> None:
         """Count the substrings that end in the new tokens."""
         count = len(emitted)
-        if count > len(self._buffer):
-            self._buffer = np.empty(2 * count, np.int32)
         buffer = self._buffer
+        if count > len(buffer):
+            buffer = self._buffer = np.empty(2 * count, np.int32)
         for i, token in enumerate(emitted):
             buffer[i] = token
         self._local.extend(buffer, count)
         self._length += count
-        if self.options.cached_requests:
+        if self._keeps:
             self._response.extend(emitted)
             self._shared.extend(buffer, count)
             self._match = self._follow(*self._match, buffer, count)
 
     def propose(self, budget: int) -> Draft:
         """The local draft, or the shared one where that promises more accepted tokens."""
-        nodes = min(budget, self.options.max_draft)
-        if nodes < 1:
-            return EMPTY
-        meta = self._local.meta
-        draft = self._draft(self._local, int(meta[CURSOR]), int(meta[CURSOR_LEN]), nodes)
-        if self.options.cached_requests:
-            shared = self._draft(self._shared, *self._match, nodes)
+        local = self._local
+        draft = self._draft(local, local.meta[CURSOR], local.meta[CURSOR_LEN], budget)
+        if self._keeps:
+            shared = self._draft(self._shared, *self._match, budget)
             if (shared.score or 0.0) > (draft.score or 0.0):
                 return shared
         return draft
@@ -121,19 +118,18 @@ class Suffix(Drafter):
         """Bytes held by the counts."""
         return self._local.nbytes() + self._shared.nbytes()
 
-    def _draft(self, counts: SuffixCounts, state: int, length: int, nodes: int) -> Draft:
-        options = self.options
-        length = min(length, options.depth - 1, self._length - 1)
-        if length < 1:
-            return EMPTY
+    def _draft(self, counts: SuffixCounts, state: int, length: int, budget: int) -> Draft:
+        """The best draft from these counts; the match leaves out at least the first token of the text."""
         size, match, score = self._speculate(
-            counts.states, counts.edges, state, length, options.depth, nodes,
-            options.factor, options.offset, options.min_prob, self._out, self._heap,
+            counts.states, counts.edges, self._limits, self._out, state, min(length, self._length - 1), budget,
+            self._min_prob,
         )  # fmt: skip
         if not size:
             return EMPTY
-        tokens, parents = self._out[:, :size].tolist()
-        return Draft(tokens, parents if options.mode == "tree" else None, match, score)
+        if self._tree:
+            tokens, parents = self._out[:, :size].tolist()
+            return Draft(tokens, parents, match, score)
+        return Draft(self._out[0, :size].tolist(), None, match, score)
 
     def _follow(self, state: int, length: int, tokens: np.ndarray, count: int) -> tuple[int, int]:
         shared = self._shared
@@ -155,7 +151,7 @@ class Suffix(Drafter):
     def _rebuild(self) -> None:
         """Drop the states of evicted outputs: most of the automaton is dead."""
         kept = sum(map(len, self._past))
-        self._shared = SuffixCounts(self.options.depth, self._ordered, kept + 1024)
+        self._shared = SuffixCounts(self.options.depth, kept + 1024)
         self._removed = 0
         for tokens in self._past:
             self._shared.begin()
@@ -163,22 +159,37 @@ class Suffix(Drafter):
 
 
 @njit(cache=True, nogil=True)
-def limit_of(match, depth, nodes, factor, offset):  # type: ignore[no-untyped-def]
-    """Most nodes that a match of this length may draft."""
-    return max(0, min(nodes, int(match * factor + offset + 1e-6)))
+def speculate_chain(states, edges, limits, out, state, length, budget, min_prob):  # type: ignore[no-untyped-def]
+    """The best path over all matches of at most `length` tokens; (size, match length, score), tokens in out[0].
+
+    `limits[m]` is the most nodes that a match of m tokens may draft. Longest match first, so that a shorter one must
+    be strictly better. A score never exceeds the number of nodes.
+    """
+    depth = len(limits)
+    best, best_state, best_match, best_limit = np.float32(0), 0, 0, 0
+    for match in range(min(length, depth - 1), 0, -1):
+        state = holder(states, state, match)
+        limit = min(budget, limits[match], depth - match)
+        if limit > best and states[state, HEAD] >= 0 and states[state, COUNT] > 0:
+            _, score = walk(states, edges, state, limit, min_prob, out)
+            if score > best:
+                best, best_state, best_match, best_limit = score, state, match, limit
+    size, _ = walk(states, edges, best_state, best_limit, min_prob, out)
+    return size, best_match, float(best)
 
 
 @njit(cache=True, nogil=True)
 def walk(states, edges, state, limit, min_prob, out):  # type: ignore[no-untyped-def]
     """Follow the likeliest continuations; fills out[0], returns (length, sum of path probabilities)."""
-    probability, score, size = 1.0, 0.0, 0
+    probability, score, size = np.float32(1), np.float32(0), 0
     while size < limit:
         edge = states[state, HEAD]
         if edge < 0:
             break
         target = edges[edge, TARGET]
-        probability *= states[target, COUNT] / states[state, COUNT]
-        if probability < min_prob or states[target, COUNT] == 0:
+        count = states[target, COUNT]
+        probability *= np.float32(count) / np.float32(states[state, COUNT])
+        if probability < min_prob or count == 0:
             break
         out[0, size] = edges[edge, TOKEN]
         size, score, state = size + 1, score + probability, target
@@ -186,65 +197,48 @@ def walk(states, edges, state, limit, min_prob, out):  # type: ignore[no-untyped
 
 
 @njit(cache=True, nogil=True)
-def speculate_chain(states, edges, state, length, depth, nodes, factor, offset, min_prob, out, heap):  # type: ignore[no-untyped-def]
-    """The best path over all matches of at most `length` tokens; (size, match length, score), tokens in out[0].
-
-    Longest match first, so that a shorter one must be strictly better. A score never exceeds the number of nodes.
-    """
-    best, best_state, best_match, best_limit = 0.0, -1, 0, 0
-    for match in range(length, 0, -1):
-        state = holder(states, state, match)
-        limit = min(limit_of(match, depth, nodes, factor, offset), depth - match)
-        if limit > best and states[state, HEAD] >= 0 and states[state, COUNT] > 0:
-            _, score = walk(states, edges, state, limit, min_prob, out)
-            if score > best:
-                best, best_state, best_match, best_limit = score, state, match, limit
-    if best_state < 0:
-        return 0, 0, 0.0
-    size, _ = walk(states, edges, best_state, best_limit, min_prob, out)
-    return size, best_match, best
-
-
-@njit(cache=True, nogil=True)
-def speculate_tree(states, edges, state, length, depth, nodes, factor, offset, min_prob, out, heap):  # type: ignore[no-untyped-def]
+def speculate_tree(states, edges, limits, out, state, length, budget, min_prob):  # type: ignore[no-untyped-def]
     """As `speculate_chain`, with the likeliest nodes of the tree below a match; parents in out[1]."""
-    best, best_state, best_match, best_limit = 0.0, -1, 0, 0
-    for match in range(length, 0, -1):
+    depth = len(limits)
+    most = min(budget, limits.max())
+    # A node has at most 1 / min_prob children that are likely enough.
+    wide = most if min_prob * most <= 1 else int(1 / min_prob + 1e-3)
+    heap = np.empty((most * wide + 1, 4), np.float64)
+    best, best_state, best_match, best_limit = np.float32(0), 0, 0, 0
+    for match in range(min(length, depth - 1), 0, -1):
         state = holder(states, state, match)
-        limit = limit_of(match, depth, nodes, factor, offset)
+        limit = min(budget, limits[match])
         if limit > best and states[state, HEAD] >= 0 and states[state, COUNT] > 0:
             _, score = spread(states, edges, state, limit, depth - match, min_prob, out, heap)
             if score > best:
                 best, best_state, best_match, best_limit = score, state, match, limit
-    if best_state < 0:
-        return 0, 0, 0.0
     size, _ = spread(states, edges, best_state, best_limit, depth - best_match, min_prob, out, heap)
-    return size, best_match, best
+    return size, best_match, float(best)
 
 
 @njit(cache=True, nogil=True)
 def spread(states, edges, state, limit, room, min_prob, out, heap):  # type: ignore[no-untyped-def]
     """The `limit` likeliest nodes at most `room` below a state, best first; fills out, returns (size, score).
 
-    Heap rows: probability, edge, parent, depth. Of equals the one that was pushed first leaves first.
+    Rows that wait: probability, edge, parent, depth. Of equals the one that came first leaves first.
     """
-    size, score = 0, 0.0
-    waiting = push_children(states, edges, state, 1.0, -1, 1, limit, min_prob, heap, 0)
+    size, score, waiting = 0, np.float32(0), 0
+    if limit > 0:
+        waiting = push_children(states, edges, state, np.float32(1), -1, 1, limit, min_prob, heap, 0)
     while size < limit and waiting > 0:
         top = 0
         for i in range(1, waiting):
             if heap[i, 0] > heap[top, 0]:
                 top = i
-        probability, edge, depth = heap[top, 0], int(heap[top, 1]), int(heap[top, 3])
+        probability, edge, depth = np.float32(heap[top, 0]), int(heap[top, 1]), int(heap[top, 3])
         out[0, size], out[1, size] = edges[edge, TOKEN], int(heap[top, 2])
         score += probability
         waiting -= 1
         for i in range(top, waiting):
             heap[i] = heap[i + 1]
         if depth < room:
-            waiting = push_children(
-                states, edges, edges[edge, TARGET], probability, size, depth + 1, limit, min_prob, heap, waiting
-            )
+            state = edges[edge, TARGET]
+            waiting = push_children(states, edges, state, probability, size, depth + 1, limit, min_prob, heap, waiting)
         size += 1
     return size, score
 
@@ -255,7 +249,7 @@ def push_children(states, edges, state, probability, parent, depth, limit, min_p
     edge, pushed = states[state, HEAD], 0
     while edge >= 0 and pushed < limit:
         count = states[edges[edge, TARGET], COUNT]
-        child = probability * count / states[state, COUNT]
+        child = probability * (np.float32(count) / np.float32(states[state, COUNT]))
         if count == 0 or child < min_prob:
             break
         heap[waiting, 0], heap[waiting, 1], heap[waiting, 2], heap[waiting, 3] = child, edge, parent, depth

@@ -6,13 +6,16 @@ Appending a token costs a walk over the suffix links, a handful of states, whate
 
 Everything lies in flat integer arrays, so that the loops compile (numba) and one append costs about a microsecond.
 
-    states  [n, 4]  LEN of the longest substring, suffix LINK, COUNT of occurrences, HEAD of its list of edges
-    edges   [n, 5]  OWNER state, TOKEN, TARGET state, NEXT and PREV in the owner's list
+    states  [n, 5]  LEN of the longest substring, suffix LINK, COUNT of occurrences, HEAD and TAIL of its list of edges
+    edges   [n, 6]  OWNER state, TOKEN, TARGET state, NEXT and PREV in the owner's list, GROUP
+    groups  [n]     first edge of a group, the neighbours in a list that have the same count; the next free one + 1
     table   [2^k]   open addressing, (owner, token) → edge number + 1
-    meta    [4]     number of states, number of edges, state of the text read last, and CURSOR with its LENGTH below
+    meta    [7]     numbers of states, edges and groups, the first FREE group + 1, the state of all that was LAST read,
+                    and the state and length of the CURSOR: the same, but for at most `depth` tokens
 
-The first `ordered` edges of a list are the continuations with the highest counts, best first. Ties are those of
-SuffixDecoding's tree: continuations seen once stay in order of first sight, one that rises goes before its equals.
+A list holds a state's continuations, highest count first. Among equals the order is that of ArcticInference's tree:
+a new continuation comes last; one that rises goes to the front of its new equals if it was the first of its old
+ones, else to their end. Groups make every such move take constant time.
 """
 
 from __future__ import annotations
@@ -22,28 +25,28 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-LEN, LINK, COUNT, HEAD = range(4)
-OWNER, TOKEN, TARGET, NEXT, PREV = range(5)
-STATES, EDGES, LAST, CURSOR, CURSOR_LEN = range(5)
+LEN, LINK, COUNT, HEAD, TAIL = range(5)
+OWNER, TOKEN, TARGET, NEXT, PREV, GROUP = range(6)
+STATES, EDGES, GROUPS, FREE, LAST, CURSOR, CURSOR_LEN = range(7)
 NONE = -1
 
 
 class SuffixCounts:
     """Counts of all substrings, up to `depth` tokens long, of the sequences fed to it.
 
-    `ordered`: how many continuations of a state are kept sorted by count. The caller may only ask about substrings of
-    at most `depth` tokens.
+    The caller may only ask about substrings of at most `depth` tokens.
     """
 
-    def __init__(self, depth: int, ordered: int = 1, capacity: int = 1024) -> None:
+    def __init__(self, depth: int, capacity: int = 1024) -> None:
         self.depth = depth
-        self.ordered = ordered
         self.tokens = 0
-        self.meta = np.zeros(5, np.int64)
-        self.states = np.empty((2 * capacity + 2, 4), np.int32)
-        self.edges = np.empty((3 * capacity + 4, 5), np.int32)
+        self._room = capacity
+        self.meta = np.zeros(7, np.int64)
+        self.states = np.empty((2 * capacity + 2, 5), np.int32)
+        self.edges = np.empty((3 * capacity + 4, 6), np.int32)
+        self.groups = np.empty(len(self.edges), np.int32)
         self.table = np.zeros(_table_size(len(self.edges)), np.int32)
-        self.states[0] = (0, NONE, 0, NONE)
+        self.states[0] = (0, NONE, 0, NONE, NONE)
         self.meta[STATES] = 1
 
     def begin(self) -> None:
@@ -52,13 +55,14 @@ class SuffixCounts:
 
     def extend(self, tokens: np.ndarray, count: int) -> None:
         """Append the first `count` of these tokens (int32) to the current sequence."""
-        self._reserve(count)
         self.tokens += count
-        append(self.meta, self.states, self.edges, self.table, tokens, count, self.depth, self.ordered)
+        if self.tokens > self._room:
+            self._enlarge()
+        append(self.meta, self.states, self.edges, self.groups, self.table, tokens, count, self.depth)
 
     def remove(self, tokens: np.ndarray) -> None:
         """Take a whole sequence's occurrences out of the counts (its states stay)."""
-        discount(self.states, self.edges, self.table, tokens, self.depth, self.ordered)
+        discount(self.meta, self.states, self.edges, self.groups, self.table, tokens, self.depth)
 
     def count(self, tokens: Sequence[int]) -> int:
         """How often this substring occurred."""
@@ -72,20 +76,20 @@ class SuffixCounts:
 
     def nbytes(self) -> int:
         """Bytes held by the arrays."""
-        return self.states.nbytes + self.edges.nbytes + self.table.nbytes
+        return self.states.nbytes + self.edges.nbytes + self.groups.nbytes + self.table.nbytes
 
-    def _reserve(self, more: int) -> None:
-        """Room for `more` tokens: an automaton has at most 2 states and 3 edges a token."""
-        total = self.tokens + more
-        if 2 * total + 2 > len(self.states) or 3 * total + 4 > len(self.edges):
-            self.states = _grown(self.states, 4 * total)
-            self.edges = _grown(self.edges, 6 * total)
-            self.table = np.zeros(_table_size(len(self.edges)), np.int32)
-            refill(self.edges, self.table, int(self.meta[EDGES]))
+    def _enlarge(self) -> None:
+        """Twice the room that is needed: an automaton has at most 2 states and 3 edges a token."""
+        self._room = 2 * self.tokens
+        self.states = _grown(self.states, 2 * self._room + 2)
+        self.edges = _grown(self.edges, 3 * self._room + 4)
+        self.groups = _grown(self.groups, len(self.edges))
+        self.table = np.zeros(_table_size(len(self.edges)), np.int32)
+        refill(self.edges, self.table, int(self.meta[EDGES]))
 
 
 def _grown(rows: np.ndarray, size: int) -> np.ndarray:
-    grown = np.empty((size, rows.shape[1]), rows.dtype)
+    grown = np.empty((size, *rows.shape[1:]), rows.dtype)
     grown[: len(rows)] = rows
     return grown
 
@@ -126,12 +130,12 @@ def refill(edges, table, count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def add_edge(meta, states, edges, table, state, token, target, after):  # type: ignore[no-untyped-def]
-    """A new edge, placed in its owner's list behind edge `after` (-1: at the front)."""
+def add_edge(meta, states, edges, table, state, token, target):  # type: ignore[no-untyped-def]
+    """A new edge at the end of its owner's list, whose group the caller sets."""
     edge = meta[EDGES]
     meta[EDGES] = edge + 1
     edges[edge, OWNER], edges[edge, TOKEN], edges[edge, TARGET] = state, token, target
-    link_after(states, edges, state, edge, after)
+    link_after(states, edges, state, edge, states[state, TAIL])
     mask = len(table) - 1
     slot = slot_of(state, token, mask)
     while table[slot] != 0:
@@ -141,91 +145,122 @@ def add_edge(meta, states, edges, table, state, token, target, after):  # type: 
 
 
 @njit(cache=True, nogil=True)
-def link_after(states, edges, state, edge, after):  # type: ignore[no-untyped-def]
-    """Put an edge into its owner's list behind edge `after` (-1: at the front)."""
-    following = states[state, HEAD] if after < 0 else edges[after, NEXT]
-    edges[edge, PREV], edges[edge, NEXT] = after, following
-    if following >= 0:
-        edges[following, PREV] = edge
+def link_after(states, edges, state, edge, before):  # type: ignore[no-untyped-def]
+    """Put an edge into its owner's list behind edge `before` (-1: at the front)."""
+    after = states[state, HEAD] if before < 0 else edges[before, NEXT]
+    edges[edge, PREV], edges[edge, NEXT] = before, after
     if after < 0:
+        states[state, TAIL] = edge
+    else:
+        edges[after, PREV] = edge
+    if before < 0:
         states[state, HEAD] = edge
     else:
-        edges[after, NEXT] = edge
+        edges[before, NEXT] = edge
 
 
 @njit(cache=True, nogil=True)
 def unlink(states, edges, state, edge):  # type: ignore[no-untyped-def]
     """Take an edge out of its owner's list."""
-    before, following = edges[edge, PREV], edges[edge, NEXT]
+    before, after = edges[edge, PREV], edges[edge, NEXT]
     if before < 0:
-        states[state, HEAD] = following
+        states[state, HEAD] = after
     else:
-        edges[before, NEXT] = following
-    if following >= 0:
-        edges[following, PREV] = before
+        edges[before, NEXT] = after
+    if after < 0:
+        states[state, TAIL] = before
+    else:
+        edges[after, PREV] = before
 
 
 @njit(cache=True, nogil=True)
-def end_of_order(states, edges, state, ordered):  # type: ignore[no-untyped-def]
-    """The last edge of the sorted part of a list, -1 when the list is empty."""
-    after, edge, seen = -1, states[state, HEAD], 0
-    while edge >= 0 and seen < ordered:
-        after, edge, seen = edge, edges[edge, NEXT], seen + 1
-    return after
+def count_of(states, edges, edge):  # type: ignore[no-untyped-def]
+    """Occurrences of an edge's target; -1 for no edge."""
+    return states[edges[edge, TARGET], COUNT] if edge >= 0 else -1
 
 
 @njit(cache=True, nogil=True)
-def promote(states, edges, state, edge, ordered):  # type: ignore[no-untyped-def]
-    """The edge's count has just risen: move it to its place in the sorted part, if it now belongs there."""
-    count = states[edges[edge, TARGET], COUNT]
-    level = count if count > 1 else 0
-    other, seen = states[state, HEAD], 0
-    while other >= 0 and seen < ordered:
-        if other == edge:
-            return
-        if states[edges[other, TARGET], COUNT] <= level:
-            unlink(states, edges, state, edge)
-            link_after(states, edges, state, edge, edges[other, PREV])
-            return
-        other, seen = edges[other, NEXT], seen + 1
+def open_group(meta, edges, groups, edge):  # type: ignore[no-untyped-def]
+    """A group of its own for an edge."""
+    group = meta[FREE] - 1
+    if group >= 0:
+        meta[FREE] = groups[group]
+    else:
+        group = meta[GROUPS]
+        meta[GROUPS] = group + 1
+    groups[group] = edge
+    edges[edge, GROUP] = group
 
 
 @njit(cache=True, nogil=True)
-def demote(states, edges, state, edge, ordered):  # type: ignore[no-untyped-def]
-    """The edge's count has just fallen: sort the front of the list again if the edge was in it."""
-    after, other, seen = -1, states[state, HEAD], 0
-    while other >= 0 and seen < ordered and other != edge:
-        other, seen = edges[other, NEXT], seen + 1
-    if other != edge or seen >= ordered:
+def leave_group(meta, edges, groups, edge):  # type: ignore[no-untyped-def]
+    """Take an edge, still in its place, out of its group; a group left empty becomes free."""
+    group, after = edges[edge, GROUP], edges[edge, NEXT]
+    if groups[group] != edge:
         return
-    for _ in range(ordered):
-        first = states[state, HEAD] if after < 0 else edges[after, NEXT]
-        if first < 0:
-            return
-        best, other = first, edges[first, NEXT]
-        while other >= 0:
-            if states[edges[other, TARGET], COUNT] > states[edges[best, TARGET], COUNT]:
-                best = other
-            other = edges[other, NEXT]
-        if best != first:
-            unlink(states, edges, state, best)
-            link_after(states, edges, state, best, after)
-        after = best
+    if after >= 0 and edges[after, GROUP] == group:
+        groups[group] = after
+    else:
+        groups[group] = meta[FREE]
+        meta[FREE] = group + 1
 
 
 @njit(cache=True, nogil=True)
-def clone_of(meta, states, edges, table, p, q, token, ordered):  # type: ignore[no-untyped-def]
+def promote(meta, states, edges, groups, state, edge):  # type: ignore[no-untyped-def]
+    """The edge's count has just risen by one: move it to its new equals."""
+    count, group, before = count_of(states, edges, edge), edges[edge, GROUP], edges[edge, PREV]
+    first = groups[group]
+    leave_group(meta, edges, groups, edge)
+    if first != edge:  # to the end of its new equals
+        before = edges[first, PREV]
+        unlink(states, edges, state, edge)
+        link_after(states, edges, state, edge, before)
+    if count_of(states, edges, before) != count:
+        open_group(meta, edges, groups, edge)
+        return
+    group = edges[before, GROUP]
+    edges[edge, GROUP] = group
+    if first == edge and count > 1:  # to their front
+        before = edges[groups[group], PREV]
+        unlink(states, edges, state, edge)
+        link_after(states, edges, state, edge, before)
+        groups[group] = edge
+
+
+@njit(cache=True, nogil=True)
+def demote(meta, states, edges, groups, state, edge):  # type: ignore[no-untyped-def]
+    """The edge's count has just fallen by one: move it behind its old equals, to the front of its new ones."""
+    group, end = edges[edge, GROUP], edge
+    while edges[end, NEXT] >= 0 and edges[edges[end, NEXT], GROUP] == group:
+        end = edges[end, NEXT]
+    leave_group(meta, edges, groups, edge)
+    if end != edge:
+        unlink(states, edges, state, edge)
+        link_after(states, edges, state, edge, end)
+    after = edges[edge, NEXT]
+    if after >= 0 and count_of(states, edges, after) == count_of(states, edges, edge):
+        edges[edge, GROUP] = edges[after, GROUP]
+        groups[edges[after, GROUP]] = edge
+    else:
+        open_group(meta, edges, groups, edge)
+
+
+@njit(cache=True, nogil=True)
+def clone_of(meta, states, edges, groups, table, p, q, token):  # type: ignore[no-untyped-def]
     """Split state q: its substrings no longer than p's plus `token` become a state of their own."""
     clone = meta[STATES]
     meta[STATES] = clone + 1
-    states[clone, LEN] = states[p, LEN] + 1
-    states[clone, LINK] = states[q, LINK]
-    states[clone, COUNT] = states[q, COUNT]
-    states[clone, HEAD] = -1
+    states[clone, LEN], states[clone, LINK] = states[p, LEN] + 1, states[q, LINK]
+    states[clone, COUNT], states[clone, HEAD], states[clone, TAIL] = states[q, COUNT], NONE, NONE
     states[q, LINK] = clone
-    edge, after = states[q, HEAD], -1
+    edge, group = states[q, HEAD], NONE
     while edge >= 0:
-        after = add_edge(meta, states, edges, table, clone, edges[edge, TOKEN], edges[edge, TARGET], after)
+        copy = add_edge(meta, states, edges, table, clone, edges[edge, TOKEN], edges[edge, TARGET])
+        if edges[edge, GROUP] == group:
+            edges[copy, GROUP] = edges[edges[copy, PREV], GROUP]
+        else:
+            group = edges[edge, GROUP]
+            open_group(meta, edges, groups, copy)
         edge = edges[edge, NEXT]
     while p >= 0:
         edge = find_edge(edges, table, p, token)
@@ -237,33 +272,43 @@ def clone_of(meta, states, edges, table, p, q, token, ordered):  # type: ignore[
 
 
 @njit(cache=True, nogil=True)
-def grow(meta, states, edges, table, token, ordered):  # type: ignore[no-untyped-def]
+def grow(meta, states, edges, groups, table, token):  # type: ignore[no-untyped-def]
     """Extend the automaton by one token; the counts are the caller's business."""
     last = meta[LAST]
     edge = find_edge(edges, table, last, token)
     if edge >= 0:  # another sequence read the same before
         q = edges[edge, TARGET]
         if states[q, LEN] != states[last, LEN] + 1:
-            q = clone_of(meta, states, edges, table, last, q, token, ordered)
+            q = clone_of(meta, states, edges, groups, table, last, q, token)
         meta[LAST] = q
         return
     new = meta[STATES]
     meta[STATES] = new + 1
-    states[new, LEN], states[new, COUNT], states[new, HEAD] = states[last, LEN] + 1, 0, -1
+    states[new, LEN], states[new, LINK] = states[last, LEN] + 1, 0
+    states[new, COUNT], states[new, HEAD], states[new, TAIL] = 0, NONE, NONE
     p = last
     while p >= 0 and edge < 0:
-        add_edge(meta, states, edges, table, p, token, new, end_of_order(states, edges, p, ordered))
+        first_sight(meta, states, edges, groups, table, p, token, new)
         p = states[p, LINK]
         if p >= 0:
             edge = find_edge(edges, table, p, token)
-    if p < 0:
-        states[new, LINK] = 0
-    else:
+    if edge >= 0:
         q = edges[edge, TARGET]
         if states[q, LEN] != states[p, LEN] + 1:
-            q = clone_of(meta, states, edges, table, p, q, token, ordered)
+            q = clone_of(meta, states, edges, groups, table, p, q, token)
         states[new, LINK] = q
     meta[LAST] = new
+
+
+@njit(cache=True, nogil=True)
+def first_sight(meta, states, edges, groups, table, state, token, target):  # type: ignore[no-untyped-def]
+    """A continuation that was not counted yet, at the end of the list."""
+    tail = states[state, TAIL]
+    edge = add_edge(meta, states, edges, table, state, token, target)
+    if count_of(states, edges, tail) == 0:
+        edges[edge, GROUP] = edges[tail, GROUP]
+    else:
+        open_group(meta, edges, groups, edge)
 
 
 @njit(cache=True, nogil=True)
@@ -275,11 +320,11 @@ def holder(states, state, length):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def append(meta, states, edges, table, tokens, count, depth, ordered):  # type: ignore[no-untyped-def]
+def append(meta, states, edges, groups, table, tokens, count, depth):  # type: ignore[no-untyped-def]
     """Read tokens: grow, count every suffix of at most `depth` tokens, keep the order of continuations."""
     for i in range(count):
         token = tokens[i]
-        grow(meta, states, edges, table, token, ordered)
+        grow(meta, states, edges, groups, table, token)
         length = min(meta[CURSOR_LEN], depth - 1)
         before = holder(states, meta[CURSOR], length)
         state = edges[find_edge(edges, table, before, token), TARGET]
@@ -289,12 +334,12 @@ def append(meta, states, edges, table, tokens, count, depth, ordered):  # type: 
             states[state, COUNT] += 1
             state = states[state, LINK]
         while before > 0:
-            promote(states, edges, before, find_edge(edges, table, before, token), ordered)
+            promote(meta, states, edges, groups, before, find_edge(edges, table, before, token))
             before = states[before, LINK]
 
 
 @njit(cache=True, nogil=True)
-def discount(states, edges, table, tokens, depth, ordered):  # type: ignore[no-untyped-def]
+def discount(meta, states, edges, groups, table, tokens, depth):  # type: ignore[no-untyped-def]
     """The reverse of `append` for a whole sequence: what it counted is counted down."""
     cursor, length = 0, 0
     for token in tokens:
@@ -307,7 +352,7 @@ def discount(states, edges, table, tokens, depth, ordered):  # type: ignore[no-u
             states[state, COUNT] -= 1
             state = states[state, LINK]
         while before > 0:
-            demote(states, edges, before, find_edge(edges, table, before, token), ordered)
+            demote(meta, states, edges, groups, before, find_edge(edges, table, before, token))
             before = states[before, LINK]
 
 

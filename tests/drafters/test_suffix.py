@@ -40,37 +40,39 @@ class CountTrie:
         siblings = self.children.setdefault(gram[:-1], [])
         if gram not in siblings:
             siblings.append(gram)
-        elif self.count[gram] > 1:  # one that rises goes before its equals
-            siblings.remove(gram)
-            place = next((i for i, s in enumerate(siblings) if self.count[s] <= self.count[gram]), len(siblings))
-            siblings.insert(place, gram)
+            return
+        count, place = self.count[gram], siblings.index(gram)
+        first_of_old_equals = place == 0 or self.count[siblings[place - 1]] >= count
+        siblings.remove(gram)
+        above = (lambda other: other > count) if first_of_old_equals else (lambda other: other >= count)
+        siblings.insert(sum(above(self.count[s]) for s in siblings), gram)
 
     def path(self, gram: Gram, limit: int, min_prob: float) -> tuple[list[int], list[int], float]:
         tokens: list[int] = []
-        probability, score = 1.0, 0.0
+        probability, score = np.float32(1), np.float32(0)
         while len(tokens) < limit and self.children.get(gram):
             child = self.children[gram][0]
-            probability *= self.count[child] / self.count[gram]
-            if probability < min_prob:
+            probability *= np.float32(self.count[child]) / np.float32(self.count[gram])
+            if probability < np.float32(min_prob):
                 break
             tokens.append(child[-1])
             score += probability
             gram = child
-        return tokens, list(range(-1, len(tokens) - 1)), score
+        return tokens, list(range(-1, len(tokens) - 1)), float(score)
 
     def tree(self, gram: Gram, limit: int, min_prob: float) -> tuple[list[int], list[int], float]:
-        waiting: list[tuple[float, Gram, int]] = []
+        waiting: list[tuple[np.float32, Gram, int]] = []
         tokens: list[int] = []
         parents: list[int] = []
-        score = 0.0
+        score = np.float32(0)
 
-        def push(node: Gram, probability: float, parent: int) -> None:
+        def push(node: Gram, probability: np.float32, parent: int) -> None:
             for child in self.children.get(node, [])[:limit]:
-                p = probability * self.count[child] / self.count[node]
-                if p >= min_prob:
+                p = probability * (np.float32(self.count[child]) / np.float32(self.count[node]))
+                if p >= np.float32(min_prob):
                     waiting.append((p, child, parent))
 
-        push(gram, 1.0, -1)
+        push(gram, np.float32(1), -1)
         while waiting and len(tokens) < limit:
             best = max(range(len(waiting)), key=lambda i: (waiting[i][0], -i))
             probability, node, parent = waiting.pop(best)
@@ -78,7 +80,7 @@ class CountTrie:
             parents.append(parent)
             score += probability
             push(node, probability, len(tokens) - 1)
-        return tokens, parents, score
+        return tokens, parents, float(score)
 
     def speculate(self, context: Sequence[int], options: dict[str, object], nodes: int) -> Draft:
         factor, offset, min_prob = (float(options[k]) for k in ("factor", "offset", "min_prob"))  # type: ignore[arg-type]
@@ -100,7 +102,7 @@ def same(draft: Draft, expected: Draft, mode: str) -> None:
     assert list(draft.tokens) == list(expected.tokens)
     if draft.tokens:
         assert draft.match_len == expected.match_len
-        assert draft.score == pytest.approx(expected.score)
+        assert draft.score == expected.score
         if mode == "tree":
             assert list(draft.parents or ()) == list(expected.parents or ())
 
@@ -108,7 +110,7 @@ def same(draft: Draft, expected: Draft, mode: str) -> None:
 few_tokens = st.integers(2, 5).flatmap(lambda n: st.lists(st.integers(0, n), min_size=1, max_size=60))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     few_tokens,
     st.lists(st.integers(1, 4), max_size=12),
@@ -134,7 +136,7 @@ def test_local_drafts_are_those_of_the_count_trie(
             at = min(at + step, len(text))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(few_tokens, few_tokens), min_size=1, max_size=6),
     st.integers(2, 8),
@@ -162,10 +164,10 @@ def test_global_drafts_count_kept_outputs_only(
             same(ours, max(expected, key=lambda e: e.score or 0.0), mode)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(few_tokens, min_size=1, max_size=5), st.integers(1, 6), st.data())
 def test_counts_are_exact_with_and_without_removal(texts: list[list[int]], depth: int, data: st.DataObject) -> None:
-    counts = SuffixCounts(depth, 3, capacity=1)
+    counts = SuffixCounts(depth, capacity=1)
     for text in texts:
         counts.begin()
         counts.extend(np.asarray(text, np.int32), len(text))
@@ -217,7 +219,7 @@ PEERS = {
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_step_counts_are_those_of_the_peer_up_to_ties(shared_data: Path, peer: str) -> None:
+def test_step_counts_are_those_of_the_peer(shared_data: Path, peer: str) -> None:
     expected = json.loads((shared_data / "peer_steps.json").read_text())["suffix"][peer]
     drafter = create("suffix", PEERS[peer])
     steps: Counter[str] = Counter()
@@ -229,6 +231,4 @@ def test_step_counts_are_those_of_the_peer_up_to_ties(shared_data: Path, peer: s
         assert trace.output == row["output_ids"]
         steps[row["workload"]] += len(trace.steps)
         steps["all"] += len(trace.steps)
-    assert abs(steps["all"] - expected["all"]["steps"]) <= 0.005 * expected["all"]["steps"]
-    for workload in ("code", "copyctx", "chat"):
-        assert abs(steps[workload] - expected[workload]["steps"]) <= 0.005 * expected[workload]["steps"]
+    assert steps == {workload: counts["steps"] for workload, counts in expected.items()}
