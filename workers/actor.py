@@ -14,7 +14,7 @@ import socket
 import time
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,11 +26,12 @@ from dfbench.errors import Cancelled, DfbenchError
 from dfbench.workers import provenance
 from dfbench.workers.faults import reach
 from dfbench.workers.loop import Trace, decode
-from dfbench.workers.records import SCHEMAS, JobRecord, WorkerFacts, job_record
+from dfbench.workers.records import SCHEMAS, JobRecord, WorkerFacts, job_record, job_row
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 from dfbench.workers.target import RecordedTarget, ScriptedTarget, Target, scripted_rule
 
 if TYPE_CHECKING:
+    from dfbench.workers.fastpath import Replayed
     from dfbench.workers.telemetry import Monitor
 
 HAND_OVER_S = 1.0
@@ -129,7 +130,7 @@ class Worker:
 
     def run(self, shard: ShardSpec) -> Iterator[Part]:
         """Run a shard's jobs in order and yield their records, in parts of about a second or a job, if it is longer."""
-        parts = _Gatherer(shard)
+        parts = _Gatherer(shard, self._join)
         for outcome, record in self._outcomes(shard):
             unusable = outcome.kind in ("oom", "device")
             parts.add(outcome, record)
@@ -139,7 +140,7 @@ class Worker:
                 return
         yield parts.take(False)
 
-    def _outcomes(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRecord | None]]:
+    def _outcomes(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRecord | Replayed | None]]:
         yield from self._warm_up(shard)
         arms = {arm.name: arm for arm in shard.arms}
         broken: dict[str, JobOutcome] = {}
@@ -162,7 +163,7 @@ class Worker:
                 broken[arm.name] = outcome._replace(message=message)
             yield outcome, record
 
-    def _warm_up(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRecord | None]]:
+    def _warm_up(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRecord | Replayed | None]]:
         """Before the first shard of a workload: its reserved prompts through every arm; then all state is cleared."""
         if shard.workload not in self._warm:
             for prompt in shard.warmup:
@@ -181,7 +182,7 @@ class Worker:
 
     def _job(
         self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, conversation: _Conversation
-    ) -> tuple[JobOutcome, JobRecord | None, Trace | None]:
+    ) -> tuple[JobOutcome, JobRecord | Replayed | None, Trace | None]:
         try:
             prompt = conversation.prompt(job)
         except Exception as error:
@@ -190,7 +191,7 @@ class Worker:
 
     def _attempt(
         self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, prompt: PromptSpec, *, warmup: bool = False
-    ) -> tuple[JobOutcome, JobRecord | None, Trace | None]:
+    ) -> tuple[JobOutcome, JobRecord | Replayed | None, Trace | None]:
         """One job; whatever it raises becomes its outcome."""
         running = self._running
         trace = Trace(stop=job.job_id in running.stopped)
@@ -208,15 +209,15 @@ class Worker:
 
     def _record(
         self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, prompt: PromptSpec, trace: Trace, warmup: bool
-    ) -> JobRecord:
+    ) -> JobRecord | Replayed:
         target, facts = self._target, self._facts
         if target is None or facts is None:
             raise DfbenchError("the worker has no target: load it first.")
         drafter = self._drafter(arm)
+        if isinstance(target, RecordedTarget):
+            return self._replayed(shard, job, arm, prompt, target, drafter, warmup)
         if arm.cache != "carried":
             drafter.reset()
-        if isinstance(target, RecordedTarget):
-            target.load(prompt.recorded_ids or ())
         target.top_k = drafter.top_k
         eos_ids = frozenset() if shard.ignore_eos else target.eos_ids
         began_at = time.time_ns() // 1000
@@ -227,6 +228,43 @@ class Worker:
             )
         about = {"began_at": began_at, "timed": target.timed, "warmup": warmup, **seen}
         return job_record(shard, job, arm, prompt, self.spec, facts, trace, **about)
+
+    def _replayed(
+        self,
+        shard: ShardSpec,
+        job: JobSpec,
+        arm: ArmSpec,
+        prompt: PromptSpec,
+        target: RecordedTarget,
+        drafter: Drafter,
+        warmup: bool,
+    ) -> Replayed:
+        """One job of a recorded target: no clock runs, and rows are made for many jobs at once."""
+        from dfbench.workers import fastpath
+
+        assert self._facts is not None
+        began_at = time.time_ns() // 1000
+        reach("worker.job")
+        decoded = fastpath.decode(
+            drafter,
+            prompt.prompt_ids,
+            prompt.recorded_ids or (),
+            target=target,
+            max_new_tokens=shard.max_new_tokens,
+            eos_ids=frozenset() if shard.ignore_eos else target.eos_ids,
+            cold=arm.cache != "carried",
+        )
+        row = job_row(shard, job, arm, prompt, self.spec, self._facts, began_at=began_at, warmup=warmup)
+        return fastpath.Replayed(row, decoded)
+
+    def _join(self, records: Sequence[Any]) -> dict[str, pa.Table]:
+        """The rows of several jobs as one table of each kind."""
+        if isinstance(self._target, RecordedTarget):
+            from dfbench.workers import fastpath
+
+            return fastpath.tables(records, keep_ids=self.spec.options.get("keep_ids", True))
+        names = ("jobs", "steps", "tokens")
+        return {name: pa.concat_tables([getattr(r, name) for r in records]).combine_chunks() for name in names}
 
     def _drafter(self, arm: ArmSpec) -> Drafter:
         drafter = self._drafters.get(arm.name)
@@ -266,16 +304,17 @@ class _Conversation:
 class _Gatherer:
     """Gathers the records of quick jobs, so that a part is worth sending."""
 
-    def __init__(self, shard: ShardSpec) -> None:
+    def __init__(self, shard: ShardSpec, join: Callable[[Sequence[Any]], dict[str, pa.Table]]) -> None:
         self._shard = shard
+        self._join = join
         self._clear()
 
     def _clear(self) -> None:
         self._since = time.monotonic()
         self._outcomes: list[JobOutcome] = []
-        self._records: list[JobRecord] = []
+        self._records: list[JobRecord | Replayed] = []
 
-    def add(self, outcome: JobOutcome, record: JobRecord | None) -> None:
+    def add(self, outcome: JobOutcome, record: JobRecord | Replayed | None) -> None:
         self._outcomes.append(outcome)
         if record is not None:
             self._records.append(record)
@@ -285,12 +324,8 @@ class _Gatherer:
 
     def take(self, unusable: bool) -> Part:
         reach("worker.part")
-        tables = {
-            name: pa.concat_tables([getattr(record, name) for record in self._records]).combine_chunks()
-            if self._records
-            else SCHEMAS[name].empty_table()
-            for name in ("jobs", "steps", "tokens")
-        }
+        empty = {name: SCHEMAS[name].empty_table() for name in ("jobs", "steps", "tokens")}
+        tables = self._join(self._records) if self._records else empty
         part = Part(self._shard.shard_id, self._shard.attempt, tuple(self._outcomes), tables, unusable)
         self._clear()
         return part
