@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import ray
 
-from dfbench.cluster import pool, upkeep
+from dfbench.cluster import guard, pool, upkeep
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.events import Events
 from dfbench.cluster.failures import classify
@@ -24,7 +24,8 @@ from dfbench.cluster.pool import Device, Member
 from dfbench.cluster.queue import Health, Queue
 from dfbench.cluster.runspec import ShardReader
 from dfbench.errors import ClusterError, DfbenchError, UsageError
-from dfbench.workers.actor import JobOutcome, Part
+from dfbench.workers.actor import JobOutcome, Part, Worker
+from dfbench.workers.examiner import Examiner
 from dfbench.workers.faults import reach
 
 
@@ -141,7 +142,9 @@ class Driver:
         self.members: list[Member] = []
         self.queue = Queue(ledger.pending, max_attempts=options.max_attempts)
         self.health = Health(options.poison_after, options.cooldown_s)
-        self._reader = ShardReader(ledger.run_dir, ledger.run)
+        guards = guard.EXAMINES in ledger.run.extra
+        self._reader = (guard.GuardReader if guards else ShardReader)(ledger.run_dir, ledger.run)
+        self._worker = Examiner if guards else Worker
         self._devices: list[Device] = []
         self._setup_error: BaseException | None = None
         self._pace = _Pace()
@@ -243,7 +246,7 @@ class Driver:
             if room <= 0 or self.queue_is_short():
                 return
             if device.key not in taken and self.health.usable(device.node.node_id, time.monotonic()):
-                member = pool.hire(device, self.ledger.run.target)
+                member = pool.hire(device, self.ledger.run.target, self._worker)
                 self.members.append(member)
                 self.events.event("worker hired", worker=member.worker_id, node=member.node)
                 room -= 1

@@ -191,13 +191,13 @@ class Member:
         ray.kill(self.actor, no_restart=True)
 
 
-def hire(device: Device, target: TargetSpec) -> Member:
+def hire(device: Device, target: TargetSpec, worker: type[Worker] = Worker) -> Member:
     """Start a worker on this device and have it load its target.
 
     Ray neither restarts it nor repeats its calls: a repeated stream would splice two attempts.
     """
     worker_id = f"{device.node.name}-{device.index}-{secrets.token_hex(3)}"
-    remote = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(Worker)
+    remote = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(worker)
     options = {"num_cpus": device.cpus, "num_gpus": device.gpus}
     selector = {"ray.io/node-id": device.node.node_id}
     actor = remote.options(**options, label_selector=selector).remote(target, device.node.name, worker_id)

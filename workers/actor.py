@@ -186,7 +186,7 @@ class Worker:
         try:
             prompt = conversation.prompt(job)
         except Exception as error:
-            return _outcome(job, "error", _describe(error)), None, None
+            return _outcome(job, "error", describe(error)), None, None
         return self._attempt(shard, job, arm, prompt)
 
     def _attempt(
@@ -201,7 +201,7 @@ class Worker:
         except Cancelled:
             return _outcome(job, "cancelled", "the job was told to stop."), None, None
         except Exception as error:
-            return _outcome(job, failure_kind(error), _describe(error)), None, None
+            return _outcome(job, failure_kind(error), describe(error)), None, None
         finally:
             running.job_id, running.trace = "", None
             running.count += 1
@@ -381,7 +381,7 @@ def failure_kind(error: BaseException) -> str:
     return "error"
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     tail = "".join(lines[-4:])[-2000:]
     return f"{type(error).__name__}: {error}\n{tail}".strip()

@@ -134,15 +134,17 @@ class GuardJob:
 
 @dataclass(frozen=True)
 class GuardSpec:
-    """The guard's work on one prompt: its AR job and the spec jobs that are held against it.
+    """The guard's work on one prompt: the jobs to examine, and the AR job that they are held against.
 
-    `history`: AR's answers to the earlier turns, from which a later turn's prompt is rendered.
+    `prompt` is the planned prompt; `prompt_id` that of the turn the jobs ran, whose prompt is rendered from `history`,
+    AR's answers to the earlier turns.
     """
 
     run_id: str
     shard_id: str
     workload: str
     prompt: PromptSpec
+    prompt_id: str
     arms: tuple[ArmSpec, ...]
     ar: GuardJob
     jobs: tuple[GuardJob, ...]
@@ -151,3 +153,8 @@ class GuardSpec:
     enable_thinking: bool = False
     attempt: int = 1
     deadline_s: float | None = None
+
+
+def guard_id(job_id: str, attempt: int) -> str:
+    """Id of the guard's job that examines this attempt of a job."""
+    return f"guard:{job_id}:{attempt}"

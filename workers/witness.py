@@ -31,25 +31,23 @@ if TYPE_CHECKING:
     from dfbench.workers.engine import TorchTarget
 
 
-def guard_rows(target: TorchTarget, spec: GuardSpec, facts: WorkerFacts) -> pa.Table:
-    """Every witness row of one prompt: AR against itself, then each spec job."""
+def guard_table(target: TorchTarget, spec: GuardSpec, job: GuardJob, facts: WorkerFacts) -> pa.Table:
+    """Every witness row of one job: AR is held against itself, another arm against AR."""
     prompt = _prompt_ids(target, spec)
-    rows: list[dict[str, Any]] = []
     target.top_k = 0
-    rows += _again_rows(target, spec.ar, prompt)
-    rows += _score_rows("teacher", target, spec.ar, prompt, spec.ar.output_ids, spec.ar.recorded_logits)
-    for job in spec.jobs:
+    rows = _score_rows("teacher", target, job, prompt, job.output_ids, job.recorded_logits)
+    if job.job_id == spec.ar.job_id:
+        rows += _again_rows(target, job, prompt)
+    else:
         tokens, evidence = control(target, prompt, job.passes, len(job.output_ids))
         rows += _evidence_rows("control", job, tokens, evidence, job.passes)
         rows += _score_rows("noise", target, job, prompt, tokens, evidence.top1_logit)
-        rows += _score_rows("teacher", target, job, prompt, job.output_ids, job.recorded_logits)
-        if job.divergence is not None:
-            rows += _witness_rows(target, spec.ar, job, prompt)
+        rows += _witness_rows(target, spec.ar, job, prompt)
         rows += _replay_rows(target, spec, job, prompt)
     shared = {
         "run_id": spec.run_id,
         "workload": spec.workload,
-        "prompt_id": spec.prompt.prompt_id,
+        "prompt_id": spec.prompt_id,
         "worker_id": facts.worker_id,
         "device": facts.device,
     }
