@@ -77,10 +77,10 @@ class TokenRecycling(Drafter):
     def observe(self, emitted: Sequence[int], verified: Verified | None = None) -> None:
         """Replace the row of every verified token; of a token that was verified twice the last row stays."""
         if verified is not None and verified.topk is not None:
-            topk = verified.topk[:, :WIDTH]
-            self._make_room(max(int(topk.max()), *verified.tokens))
-            self._matrix[verified.tokens, : topk.shape[1]] = topk
-            self._known[verified.tokens] = True
+            tokens, topk = np.asarray(verified.tokens), verified.topk[:, :WIDTH]
+            self._make_room(max(int(topk.max()), int(tokens.max())))
+            self._matrix[tokens, : topk.shape[1]] = topk
+            self._known[tokens] = True
         if emitted:
             self._set_root(emitted[-1])
 
