@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dfbench.cluster.processes import raylets
 from dfbench.errors import ClusterError
 
 DEFAULT_PORT = 6379
@@ -94,6 +95,15 @@ def token_path(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
+def default_address(environ: Mapping[str, str] = os.environ) -> str:
+    """The head that this machine belongs to: RAY_ADDRESS, else that of the Ray node running here, else loopback."""
+    named = environ.get("RAY_ADDRESS", "")
+    if named and "://" not in named and named not in ("auto", "local"):
+        return named
+    here = {address for head in (True, False) for _, address in raylets(head)}
+    return here.pop() if len(here) == 1 else "127.0.0.1"
+
+
 def is_loopback(address: str) -> bool:
     """Whether `host:port` can only be reached from this machine."""
     host = address.rpartition(":")[0].strip("[]")
@@ -131,8 +141,8 @@ def announce(address: str, stack: Mapping[str, str], token: str | None = None) -
 def _no_token(address: str, token: str | None) -> str:
     if token is None:
         return (
-            f"the head at {address} asks for a token and there is none at {token_path()}: copy ~/.ray/auth_token from "
-            "the head to the same place here."
+            f"the head at {address} asks for a token and there is none at {token_path()}: copy the head's "
+            "~/.ray/auth_token there."
         )
     return f"the head at {address} refuses the token of this machine: copy ~/.ray/auth_token from the head once more."
 

@@ -57,12 +57,7 @@ def join(head_address: str, options: JoinOptions, say: Callable[[str], None]) ->
     Raises ClusterError with every objection in one sentence; then nothing was started. With `block` it never returns:
     this process becomes Ray's.
     """
-    head = read_head(head_address)
-    checks = check(head, options)
-    for one in checks:
-        say(f"{'no ' if one.problem else 'ok '} {one.name}: {one.seen}")
-    if objections := [one.problem for one in checks if one.problem]:
-        raise ClusterError(f"this machine cannot join {head.address}: {'; '.join(objections)}.")
+    head = check_all(head_address, options, say)
     own = options.address or start.own_address(head.address)
     command = start.node_command(head.address, own, start.Ports.parse(options.ports), list(options.extra))
     environment = start.environment(auth=not head.open)
@@ -72,6 +67,17 @@ def join(head_address: str, options: JoinOptions, say: Callable[[str], None]) ->
     start.run(command, environment)
     _wait_until_seen(head, known)
     return f"to leave: dfbench join --leave {head.address}"
+
+
+def check_all(head_address: str, options: JoinOptions, say: Callable[[str], None]) -> Head:
+    """Read the head and make every check. Raises ClusterError with all objections in one sentence."""
+    head = read_head(head_address)
+    checks = check(head, options)
+    for one in checks:
+        say(f"{'no ' if one.problem else 'ok '} {one.name}: {one.seen}")
+    if objections := [one.problem for one in checks if one.problem]:
+        raise ClusterError(f"this machine cannot join {head.address}: {'; '.join(objections)}.")
+    return head
 
 
 def check(head: Head, options: JoinOptions) -> list[Check]:
@@ -106,7 +112,7 @@ def _check_versions(head: Head) -> list[Check]:
         )
         return [Check("versions", "unknown on the head", problem)]
     objections = stack.differences(mine, theirs)
-    seen = ", ".join(f"{key.partition('/')[2]} {value}" for key, value in sorted(mine.items()))
+    seen = ", ".join(stack.phrases(mine))
     problem = f"{'; '.join(objections)}: install what the head has" if objections else None
     return [Check("versions", seen, problem)]
 

@@ -63,7 +63,7 @@ class _Work:
 
 
 def report(head: Head, runs: Path | None = None, token: str | None = None) -> list[NodeReport]:
-    """Every node of the cluster, the head first, the dead last. `runs`: folder whose live runs tell who works on what."""
+    """Every node, the head first, the dead last. `runs`: folder whose live runs tell who works on what."""
     readings = dashboard(head, token)
     work = _work(runs)
     wanted = head_versions(head)

@@ -54,6 +54,11 @@ def differences(mine: Mapping[str, str], head: Mapping[str, str], here: str = "h
     return found
 
 
+def phrases(labels: Mapping[str, str]) -> list[str]:
+    """Versions as a person writes them."""
+    return [f"{key.partition('/')[2]} {value}" for key, value in sorted(labels.items())]
+
+
 def label_value(text: str) -> str:
     """`text` as a Ray label value: letters, digits, `.`, `_`, `-`, at most 63 of them."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:63].strip("_.-") or "unknown"

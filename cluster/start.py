@@ -32,7 +32,7 @@ HEALTH_CHECK = {
 
 @dataclass(frozen=True)
 class Ports:
-    """One range a node, so that one firewall rule opens it: six services, then the workers."""
+    """One range a node, so that one firewall rule opens it: six services, Ray Client (on a head), then the workers."""
 
     first: int
     last: int
@@ -58,7 +58,12 @@ class Ports:
             "metrics-export-port",
         )
         named = [f"--{name}={self.first + place}" for place, name in enumerate(services)]
-        return [*named, f"--min-worker-port={self.first + len(services)}", f"--max-worker-port={self.last}"]
+        return [*named, f"--min-worker-port={self.client + 1}", f"--max-worker-port={self.last}"]
+
+    @property
+    def client(self) -> int:
+        """Port of Ray Client, which `ray start --head` starts unasked and which has no off switch."""
+        return self.first + 6
 
 
 def environment(auth: bool, base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -83,11 +88,11 @@ def run(command: list[str], environment: dict[str, str]) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        raise ClusterError(f"Ray did not start: {said[-1] if said else f'exit status {done.returncode}'}.")
+        raise ClusterError(f"Ray did not start: {said[-1].rstrip('.') if said else f'exit status {done.returncode}'}.")
 
 
 def head_command(address: str, dashboard_port: int, ports: Ports, extra: list[str]) -> list[str]:
-    """`ray start --head` bound to a private address, its dashboard (for Ray Jobs) too; no Ray Client server."""
+    """`ray start --head` bound to a private address, its dashboard (for Ray Jobs) too."""
     host, _, port = address.rpartition(":")
     bound = [f"--node-ip-address={host}", f"--port={port}", f"--dashboard-host={host}"]
     return ray(
@@ -95,8 +100,8 @@ def head_command(address: str, dashboard_port: int, ports: Ports, extra: list[st
         "--head",
         *bound,
         f"--dashboard-port={dashboard_port}",
-        "--ray-client-server-port=0",
         *_common(ports),
+        f"--ray-client-server-port={ports.client}",
         *extra,
     )
 
