@@ -169,7 +169,8 @@ def identity(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
 def figures(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
     """MAT as the views give it is MAT as the rows give it, added up here without them."""
     jobs = con.execute(
-        "select job_id, attempt, workload, arm, device, len(output_ids) from raw_jobs where not warmup and not pair_only"
+        "select job_id, attempt, workload, arm, device, len(output_ids) from raw_jobs "
+        "where not warmup and not pair_only"
     ).fetchall()
     cell_of = {(job, attempt): (workload, arm, device) for job, attempt, workload, arm, device, _ in jobs}
     tokens: dict[tuple[str, str, str], int] = {}
@@ -310,19 +311,22 @@ def _unresolved_at_all(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
 
 def _examined(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
     """The guard's workers have examined every job that there is."""
-    for workload, arm, jobs, scored, controls, drafter in con.execute(
+    for workload, arm, jobs, scored, controls in con.execute(
         """
         with seen as (
-            select job_id, attempt, bool_or(kind = 'teacher') as scored, bool_or(kind in ('control', 'again')) as control
+            select
+                job_id, attempt,
+                bool_or(kind = 'teacher') as scored,
+                bool_or(kind in ('control', 'again')) as control
             from witness group by all
         )
-        select workload, arm, count(*), count(*) filter (scored), count(*) filter (control), any_value(drafter)
+        select workload, arm, count(*), count(*) filter (scored), count(*) filter (control)
         from raw_jobs left join seen using (job_id, attempt)
         where not warmup group by workload, arm order by workload, arm
         """
     ).fetchall():
         if scored < jobs or controls < jobs:
-            yield f"{workload}/{arm} ({drafter}): {min(scored, controls)} of {jobs} outputs were examined with the model."
+            yield f"{workload}/{arm}: {min(scored, controls)} of {jobs} outputs were examined with the model."
 
 
 def _notes(con: duckdb.DuckDBPyConnection) -> list[str]:

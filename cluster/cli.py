@@ -13,7 +13,7 @@ import sys
 import typer
 
 from dfbench import __version__
-from dfbench.cluster import cli_analysis, cli_nodes, cli_replay, cli_run, cli_tools
+from dfbench.cluster import cli_analysis, cli_guard, cli_nodes, cli_replay, cli_run, cli_tools
 from dfbench.errors import DfbenchError, UsageError
 
 app = typer.Typer(
@@ -38,7 +38,7 @@ def _root(
     )
 
 
-for commands in (cli_run, cli_analysis, cli_replay, cli_nodes, cli_tools):
+for commands in (cli_run, cli_analysis, cli_guard, cli_replay, cli_nodes, cli_tools):
     commands.register(app)
 
 
