@@ -1,0 +1,86 @@
+"""How far a run is, for people: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Task as Bar
+from rich.text import Text
+
+from dfbench.cluster.driver import OnProgress
+from dfbench.cluster.driver import Progress as Standing
+
+PLAIN_EVERY_S = 10.0
+"""Seconds between two plain lines, where anything has changed."""
+
+
+def duration(seconds: float | None) -> str:
+    """`0:42`, `12:05` or `3:07:00`; a dash where it is not known."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def rate(jobs_per_s: float) -> str:
+    """Jobs a second, or a minute where that says more."""
+    return f"{jobs_per_s:.1f} jobs/s" if jobs_per_s >= 1 else f"{jobs_per_s * 60:.1f} jobs/min"
+
+
+def line(now: Standing) -> str:
+    """One plain line: done of all, failed, rate, time left, workers."""
+    counts = now.counts
+    failed = f", {counts.failed} failed" if counts.failed else ""
+    if counts.done + counts.failed == counts.total:
+        return f"{counts.done}/{counts.total} jobs done{failed}"
+    if not now.workers:
+        return f"{counts.done}/{counts.total} jobs done{failed}; {now.loading or 'no'} workers loading the target"
+    return (
+        f"{counts.done}/{counts.total} jobs done{failed}, {rate(now.rate)}, {duration(now.eta_s)} left,"
+        f" {now.workers} workers"
+    )
+
+
+@contextmanager
+def shown(console: Console) -> Iterator[OnProgress]:
+    """A callback for the driver that shows progress on this console while the context lasts."""
+    if not console.is_terminal:
+        yield _plain(console)
+        return
+    with Progress(
+        TextColumn("[bold]{task.description}"), BarColumn(), _Standing(), console=console, transient=False
+    ) as bars:
+        bar = bars.add_task("jobs", total=None)
+
+        def show(now: Standing) -> None:
+            bars.update(bar, total=now.counts.total, completed=now.counts.done + now.counts.failed, standing=line(now))
+
+        yield show
+
+
+class _Standing(TextColumn):
+    """The plain line beside the bar."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def render(self, task: Bar) -> Text:
+        return Text(str(task.fields.get("standing", "starting Ray")))
+
+
+def _plain(console: Console) -> OnProgress:
+    last = {"text": "", "at": float("-inf")}
+
+    def show(now: Standing) -> None:
+        text, at = line(now), time.monotonic()
+        settled = now.counts.done + now.counts.failed == now.counts.total
+        if text != last["text"] and (settled or at - float(last["at"]) >= PLAIN_EVERY_S):
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            last.update(text=text, at=at)
+
+    return show
