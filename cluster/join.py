@@ -124,7 +124,7 @@ def head_versions(head: Head) -> dict[str, str]:
 
 
 def _check_here(head: Head) -> Check:
-    here = [process for process, address in processes.raylets(head=False) if address == _gcs_address(head)]
+    here = [process for process, address in processes.raylets(head=False) if address == gcs_address(head)]
     if here:
         return Check("node", "already joined", f"it is a node already (process {here[0].pid})")
     return Check("node", f"{start.device_name()}, not joined yet")
@@ -220,7 +220,7 @@ def _wait_until_seen(head: Head, known: set[str]) -> None:
     raise ClusterError(f"Ray started here, but {head.address} does not see this node: open the ports in the firewall.")
 
 
-def _gcs_address(head: Head) -> str:
+def gcs_address(head: Head) -> str:
     """The head's address as its nodes' processes name it: Ray turns loopback addresses into real ones."""
     host = head.node.address if head.node else head.address.rpartition(":")[0]
     return f"{host}:{head.address.rpartition(':')[2]}"
@@ -228,6 +228,6 @@ def _gcs_address(head: Head) -> str:
 
 def _aliases(address: str) -> set[str]:
     try:
-        return {address, _gcs_address(read_head(address))}
+        return {address, gcs_address(read_head(address))}
     except ClusterError:
         return {address}  # The head may be gone; its nodes can be ended all the same.

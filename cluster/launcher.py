@@ -183,5 +183,5 @@ def down_here(say: Callable[[str], None]) -> None:
         raise ClusterError("no head runs on this machine: there is nothing to end.")
     for raylet, address in heads:
         processes.end([raylet], patience_s=35)
-        processes.end(processes.head_processes(address), patience_s=10)
+        processes.end(processes.head_processes(address), patience_s=3)
         say(f"ended the head at {address}")

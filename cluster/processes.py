@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+_HEAD_PROGRAMS = ("monitor.py", "dashboard.py", "ray.util.client.server")
+
 
 def raylets(head: bool) -> Iterator[tuple[psutil.Process, str]]:
     """This user's Ray nodes on this machine, heads or workers, each with the address of its head."""
@@ -33,9 +35,13 @@ def head_processes(address: str) -> list[psutil.Process]:
             continue
         if Path(words[0]).name == "gcs_server" and _flag(words, "--gcs_server_port") == address.rpartition(":")[2]:
             found.append(process)
-        elif any(word.endswith(("monitor.py", "dashboard.py")) for word in words):
-            found += [process] if _flag(words, "--gcs-address") == address else []
+        elif any(word.endswith(_HEAD_PROGRAMS) for word in words) and address in _addresses(words):
+            found.append(process)
     return found
+
+
+def _addresses(words: list[str]) -> tuple[str, str]:
+    return _flag(words, "--gcs-address"), _flag(words, "--address")
 
 
 def end(processes: list[psutil.Process], patience_s: float) -> None:
