@@ -51,15 +51,19 @@ def up(
     )
     started = launcher.up_here(options, typer.echo)
     typer.echo(f"up: {started}. On each workstation: copy ~/.ray/auth_token there, then dfbench join {started}")
-    typer.echo("to end it: dfbench down --here")
+    typer.echo("to end it: dfbench down --here" + (f" --port {port}" if port != launcher.DEFAULT_PORT else ""))
 
 
-def down(config: Path = _CONFIG, here: bool = _HERE) -> None:
+def down(
+    config: Path = _CONFIG,
+    here: bool = typer.Option(False, "--here", help="Only the head on this machine."),
+    port: int = typer.Option(6379, help="With --here: the head's port."),
+) -> None:
     """End the cluster of ray_config.yaml, or the head on this machine."""
     from dfbench.cluster import launcher
 
     if here:
-        launcher.down_here(typer.echo)
+        launcher.down_here(port, typer.echo)
     else:
         launcher.down(config)
 

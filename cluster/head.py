@@ -100,7 +100,7 @@ def default_address(environ: Mapping[str, str] = os.environ) -> str:
     named = environ.get("RAY_ADDRESS", "")
     if named and "://" not in named and named not in ("auto", "local"):
         return named
-    here = {address for head in (True, False) for _, address in raylets(head)}
+    here = {address for head in (True, False) for _, address in raylets(head, labelled=True)}
     return here.pop() if len(here) == 1 else "127.0.0.1"
 
 

@@ -176,11 +176,12 @@ def up_here(options: HeadOptions, say: Callable[[str], None]) -> str:
     return address
 
 
-def down_here(say: Callable[[str], None]) -> None:
-    """End the head on this machine, and nothing else of Ray."""
-    heads = list(processes.raylets(head=True))
+def down_here(port: int, say: Callable[[str], None]) -> None:
+    """End the head that serves this port on this machine, and nothing else of Ray."""
+    ending = f":{port}"
+    heads = [(raylet, at) for raylet, at in processes.raylets(head=True, labelled=True) if at.endswith(ending)]
     if not heads:
-        raise ClusterError("no head runs on this machine: there is nothing to end.")
+        raise ClusterError(f"no head that dfbench started serves port {port} of this machine: there is nothing to end.")
     for raylet, address in heads:
         processes.end([raylet], patience_s=35)
         processes.end(processes.head_processes(address), patience_s=3)

@@ -13,35 +13,46 @@ from pathlib import Path
 import psutil
 
 _HEAD_PROGRAMS = ("monitor.py", "dashboard.py", "ray.util.client.server")
+_LABEL = "dfbench/dfbench"
 
 
-def raylets(head: bool) -> Iterator[tuple[psutil.Process, str]]:
-    """This user's Ray nodes on this machine, heads or workers, each with the address of its head."""
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        words = process.info["cmdline"] or []
-        uids = process.info["uids"]
-        if not words or Path(words[0]).name != "raylet" or uids is None or uids.real != os.getuid():
-            continue
-        if ("--head" in words) == head:
-            yield process, _flag(words, "--gcs-address")
+def raylets(head: bool, labelled: bool = False) -> Iterator[tuple[psutil.Process, str]]:
+    """This user's Ray nodes on this machine, heads or workers, each with the address of its head.
+
+    `labelled`: only those that dfbench's commands started, not the private Ray of some driver.
+    """
+    for process, words in _own():
+        if Path(words[0]).name == "raylet" and ("--head" in words) == head:
+            if not labelled or any(_LABEL in word for word in words):
+                yield process, _flag(words, "--gcs-address")
 
 
 def head_processes(address: str) -> list[psutil.Process]:
     """The processes that make up the head at `address`, apart from its raylet."""
-    found = []
+    port = address.rpartition(":")[2]
+    return [process for process, words in _own() if _serves(words, port) or _belongs(words, address)]
+
+
+def _serves(words: list[str], port: str) -> bool:
+    return Path(words[0]).name == "gcs_server" and _flag(words, "--gcs_server_port") == port
+
+
+def _belongs(words: list[str], address: str) -> bool:
+    if not any(word.endswith(_HEAD_PROGRAMS) for word in words):
+        return False
+    return address in (_flag(words, "--gcs-address"), _flag(words, "--address"))
+
+
+def _own() -> Iterator[tuple[psutil.Process, list[str]]]:
+    """This user's processes with their command lines."""
     for process in psutil.process_iter(["cmdline", "uids"]):
-        words = process.info["cmdline"] or []
-        if not words or process.info["uids"] is None or process.info["uids"].real != os.getuid():
-            continue
-        if Path(words[0]).name == "gcs_server" and _flag(words, "--gcs_server_port") == address.rpartition(":")[2]:
-            found.append(process)
-        elif any(word.endswith(_HEAD_PROGRAMS) for word in words) and address in _addresses(words):
-            found.append(process)
-    return found
+        words, uids = process.info["cmdline"], process.info["uids"]
+        if words and uids is not None and uids.real == os.getuid():
+            yield process, words
 
 
-def _addresses(words: list[str]) -> tuple[str, str]:
-    return _flag(words, "--gcs-address"), _flag(words, "--address")
+def _flag(words: list[str], name: str) -> str:
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
 
 
 def end(processes: list[psutil.Process], patience_s: float) -> None:
@@ -53,7 +64,3 @@ def end(processes: list[psutil.Process], patience_s: float) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, timeout=5)
-
-
-def _flag(words: list[str], name: str) -> str:
-    return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
