@@ -26,7 +26,7 @@ from dfbench.errors import Cancelled, DfbenchError
 from dfbench.workers import provenance
 from dfbench.workers.faults import reach
 from dfbench.workers.loop import Trace, decode
-from dfbench.workers.records import SCHEMAS, JobRecord, WorkerFacts, job_record, job_row
+from dfbench.workers.records import JobRows, WorkerFacts, job_row, outcome_row, tables
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 from dfbench.workers.target import RecordedTarget, ScriptedTarget, Target, scripted_rule
 
@@ -53,13 +53,35 @@ class JobOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Some finished jobs of a shard. `unusable`: the device is in no state to go on; replace the worker."""
+    """Some finished jobs of a shard, tables without rows left out.
+
+    `unusable`: the device is in no state to go on; replace the worker.
+    """
 
     shard_id: str
     attempt: int
     outcomes: tuple[JobOutcome, ...]
     tables: dict[str, pa.Table]
     unusable: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # One buffer a table: pickled as they are, small tables cost a buffer a column, which is most of a quick job.
+        streams = {name: _stream(table) for name, table in self.tables.items()}
+        return _unpacked, (self.shard_id, self.attempt, tuple(map(tuple, self.outcomes)), streams, self.unusable)
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _unpacked(
+    shard_id: str, attempt: int, outcomes: Sequence[tuple[Any, ...]], streams: dict[str, bytes], unusable: bool
+) -> Part:
+    tables = {name: pa.ipc.open_stream(stream).read_all() for name, stream in streams.items()}
+    return Part(shard_id, attempt, tuple(JobOutcome(*outcome) for outcome in outcomes), tables, unusable)
 
 
 class Pulse(NamedTuple):
@@ -140,7 +162,7 @@ class Worker:
                 return
         yield parts.take(False)
 
-    def _outcomes(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRecord | Replayed | None]]:
+    def _outcomes(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRows | Replayed | None]]:
         yield from self._warm_up(shard)
         arms = {arm.name: arm for arm in shard.arms}
         broken: dict[str, JobOutcome] = {}
@@ -163,7 +185,7 @@ class Worker:
                 broken[arm.name] = outcome._replace(message=message)
             yield outcome, record
 
-    def _warm_up(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRecord | Replayed | None]]:
+    def _warm_up(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRows | Replayed | None]]:
         """Before the first shard of a workload: its reserved prompts through every arm; then all state is cleared."""
         if shard.workload not in self._warm:
             for prompt in shard.warmup:
@@ -182,7 +204,7 @@ class Worker:
 
     def _job(
         self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, conversation: _Conversation
-    ) -> tuple[JobOutcome, JobRecord | Replayed | None, Trace | None]:
+    ) -> tuple[JobOutcome, JobRows | Replayed | None, Trace | None]:
         try:
             prompt = conversation.prompt(job)
         except Exception as error:
@@ -191,7 +213,7 @@ class Worker:
 
     def _attempt(
         self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, prompt: PromptSpec, *, warmup: bool = False
-    ) -> tuple[JobOutcome, JobRecord | Replayed | None, Trace | None]:
+    ) -> tuple[JobOutcome, JobRows | Replayed | None, Trace | None]:
         """One job; whatever it raises becomes its outcome."""
         running = self._running
         trace = Trace(stop=job.job_id in running.stopped)
@@ -209,7 +231,7 @@ class Worker:
 
     def _record(
         self, shard: ShardSpec, job: JobSpec, arm: ArmSpec, prompt: PromptSpec, trace: Trace, warmup: bool
-    ) -> JobRecord | Replayed:
+    ) -> JobRows | Replayed:
         target, facts = self._target, self._facts
         if target is None or facts is None:
             raise DfbenchError("the worker has no target: load it first.")
@@ -226,8 +248,9 @@ class Worker:
             decode(
                 target, drafter, prompt.prompt_ids, max_new_tokens=shard.max_new_tokens, eos_ids=eos_ids, trace=trace
             )
-        about = {"began_at": began_at, "timed": target.timed, "warmup": warmup, **seen}
-        return job_record(shard, job, arm, prompt, self.spec, facts, trace, **about)
+        row = job_row(shard, job, arm, prompt, self.spec, facts, began_at=began_at, warmup=warmup)
+        row |= outcome_row(trace, timed=target.timed, **seen)
+        return JobRows(row, trace, target.timed)
 
     def _replayed(
         self,
@@ -263,8 +286,7 @@ class Worker:
             from dfbench.workers import fastpath
 
             return fastpath.tables(records, keep_ids=self.spec.options.get("keep_ids", True))
-        names = ("jobs", "steps", "tokens")
-        return {name: pa.concat_tables([getattr(r, name) for r in records]).combine_chunks() for name in names}
+        return tables(records)
 
     def _drafter(self, arm: ArmSpec) -> Drafter:
         drafter = self._drafters.get(arm.name)
@@ -312,9 +334,9 @@ class _Gatherer:
     def _clear(self) -> None:
         self._since = time.monotonic()
         self._outcomes: list[JobOutcome] = []
-        self._records: list[JobRecord | Replayed] = []
+        self._records: list[JobRows | Replayed] = []
 
-    def add(self, outcome: JobOutcome, record: JobRecord | Replayed | None) -> None:
+    def add(self, outcome: JobOutcome, record: JobRows | Replayed | None) -> None:
         self._outcomes.append(outcome)
         if record is not None:
             self._records.append(record)
@@ -324,9 +346,9 @@ class _Gatherer:
 
     def take(self, unusable: bool) -> Part:
         reach("worker.part")
-        empty = {name: SCHEMAS[name].empty_table() for name in ("jobs", "steps", "tokens")}
-        tables = self._join(self._records) if self._records else empty
-        part = Part(self._shard.shard_id, self._shard.attempt, tuple(self._outcomes), tables, unusable)
+        tables = self._join(self._records) if self._records else {}
+        filled = {name: table for name, table in tables.items() if table.num_rows}
+        part = Part(self._shard.shard_id, self._shard.attempt, tuple(self._outcomes), filled, unusable)
         self._clear()
         return part
 

@@ -10,14 +10,16 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from dfbench.errors import RecordError
 from dfbench.workers.checks import breaches
-from dfbench.workers.loop import Trace
+from dfbench.workers.loop import Step, Trace
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
+from dfbench.workers.target import Evidence
 
 SCHEMA_VERSION = 1
 
@@ -198,8 +200,23 @@ def job_record(
 ) -> JobRecord:
     """Arrow tables of one finished job. `began_at`: µs since the epoch. Times are null for an untimed target."""
     row = job_row(shard, job, arm, prompt, target, facts, began_at=began_at, warmup=warmup)
-    identity = {entry.name: row[entry.name] for entry in _IDENTITY}
-    row |= {
+    row |= outcome_row(trace, timed=timed, throttled=throttled, telemetry=telemetry)
+    return JobRecord(**tables([JobRows(row, trace, timed)]))
+
+
+class JobRows(NamedTuple):
+    """A finished job before its rows are made: its row of `jobs`, and the trace that steps and tokens come from."""
+
+    row: dict[str, Any]
+    trace: Trace
+    timed: bool = True
+
+
+def outcome_row(
+    trace: Trace, *, timed: bool = True, throttled: bool | None = None, telemetry: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The columns of `jobs` that are known once a job has run."""
+    return {
         "finish_reason": trace.finish_reason,
         "start_ns": trace.start_ns if timed else None,
         "prefill_ns": trace.prefill_ns if timed else None,
@@ -210,9 +227,17 @@ def job_record(
         "throttled": throttled,
         "telemetry": json.dumps(telemetry, sort_keys=True) if telemetry is not None else None,
     }
-    return JobRecord(
-        pa.Table.from_pylist([row], schema=JOBS), _step_table(identity, trace, timed), _token_table(identity, trace)
-    )
+
+
+def tables(finished: Sequence[JobRows]) -> dict[str, pa.Table]:
+    """Arrow tables of many finished jobs, by name; columns are made once for all of them."""
+    rows = [job.row for job in finished]
+    arrays = [pa.array([row[entry.name] for row in rows], entry.type) for entry in JOBS]
+    return {
+        "jobs": pa.Table.from_arrays(arrays, schema=JOBS),
+        "steps": _step_table(finished, rows),
+        "tokens": _token_table(finished, rows),
+    }
 
 
 def job_row(
@@ -266,44 +291,52 @@ def repetition(output: Sequence[int], n: int = 4) -> float | None:
     return 1 - distinct / grams
 
 
-def _constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), rows)
+def _step_table(finished: Sequence[JobRows], rows: Sequence[dict[str, Any]]) -> pa.Table:
+    counts = [len(job.trace.steps) for job in finished]
+    if not sum(counts):
+        return STEPS.empty_table()
+    steps = np.array([step for job in finished for step in job.trace.steps], dtype=np.int64)
+    columns: dict[str, Any] = {name: steps[:, place] for place, name in enumerate(Step._fields)}
+    columns["step"] = np.concatenate([np.arange(count) for count in counts])
+    untimed = ~np.repeat([job.timed for job in finished], counts)
+    if untimed.any():
+        for name in Step._fields:
+            if name.endswith("_ns"):
+                columns[name] = pa.array(columns[name], mask=untimed)
+    return _with_identity(rows, counts, columns, STEPS)
 
 
-def _with_identity(identity: dict[str, Any], columns: dict[str, Any], rows: int, schema: pa.Schema) -> pa.Table:
+def _token_table(finished: Sequence[JobRows], rows: Sequence[dict[str, Any]]) -> pa.Table:
+    pairs = [(job.trace, row) for job, row in zip(finished, rows, strict=True) if job.trace.evidence is not None]
+    if not pairs:
+        return TOKENS.empty_table()
+    columns: dict[str, Any] = {"token_id": [token for trace, _ in pairs for token in trace.output]}
+    columns["position"] = np.concatenate([np.arange(len(trace.output)) for trace, _ in pairs])
+    columns["step"] = [step for trace, _ in pairs for step in _step_of(trace)]
+    for place, name in enumerate(Evidence._fields):
+        columns[name] = np.concatenate([trace.evidence[place] for trace, _ in pairs if trace.evidence is not None])
+    return _with_identity([row for _, row in pairs], [len(trace.output) for trace, _ in pairs], columns, TOKENS)
+
+
+def _step_of(trace: Trace) -> list[int | None]:
+    """The step that emitted each token; prefill gives the first one."""
+    return [None, *(number for number, step in enumerate(trace.steps) for _ in range(step.emitted))]
+
+
+def _with_identity(
+    rows: Sequence[dict[str, Any]], counts: Sequence[int], columns: dict[str, Any], schema: pa.Schema
+) -> pa.Table:
+    """A table whose identity columns repeat each job's `count` times, beside columns that are given whole."""
+    owner = pa.array(np.repeat(np.arange(len(rows), dtype=np.int32), counts))
     arrays = []
     for entry in schema:
-        if entry.name in identity:
-            arrays.append(_constant(identity[entry.name], entry.type, rows))
+        if entry.name in columns:
+            column = columns[entry.name]
+            made = column if isinstance(column, pa.Array) else pa.array(column)
+            arrays.append(made.cast(entry.type))
         else:
-            arrays.append(pa.array(columns[entry.name], entry.type))
+            arrays.append(pa.array([row[entry.name] for row in rows], entry.type).take(owner))
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _step_table(identity: dict[str, Any], trace: Trace, timed: bool) -> pa.Table:
-    rows = len(trace.steps)
-    if not rows:
-        return STEPS.empty_table()
-    columns: dict[str, Any] = dict(zip(trace.steps[0]._fields, zip(*trace.steps, strict=True), strict=True))
-    columns["step"] = range(rows)
-    if not timed:
-        columns.update({name: [None] * rows for name in columns if name.endswith("_ns")})
-    return _with_identity(identity, columns, rows, STEPS)
-
-
-def _token_table(identity: dict[str, Any], trace: Trace) -> pa.Table:
-    if trace.evidence is None:
-        return TOKENS.empty_table()
-    step_of: list[int | None] = [None]
-    for number, step in enumerate(trace.steps):
-        step_of += [number] * step.emitted
-    columns = {
-        "position": range(len(trace.output)),
-        "token_id": trace.output,
-        "step": step_of,
-        **trace.evidence._asdict(),
-    }
-    return _with_identity(identity, columns, len(trace.output), TOKENS)
 
 
 def check(record: JobRecord, eos_ids: Collection[int] = ()) -> None:
