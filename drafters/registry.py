@@ -23,6 +23,7 @@ BUILT_IN = {
     "recycling": "dfbench.drafters.recycling:TokenRecycling",
     "sam": "dfbench.drafters.sam:SamDecoding",
     "suffix": "dfbench.drafters.suffix:Suffix",
+    "ngram-cache": "dfbench.drafters.ngram_cache:NgramCache",
 }
 
 

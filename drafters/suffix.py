@@ -58,8 +58,8 @@ class Suffix(Drafter):
         super().__init__(options, context)
         self._tree = options.mode == "tree"
         self._speculate = speculate_tree if self._tree else speculate_chain
-        limits = [max(0, int(m * options.factor + options.offset + 1e-6)) for m in range(options.depth)]
-        self._limits = np.minimum(limits, options.max_draft).astype(np.int32)
+        wanted = [min(m * options.factor + options.offset + 1e-6, options.max_draft) for m in range(options.depth)]
+        self._limits = np.asarray([max(0, int(nodes)) for nodes in wanted], np.int32)
         self._min_prob = np.float32(options.min_prob)
         self._out = np.empty((2, options.max_draft), np.int32)
         self._buffer = np.empty(64, np.int32)
