@@ -1,0 +1,46 @@
+"""Intervals as SQL functions of lists, so that they work in any grouping that a query makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import duckdb
+import pyarrow as pa
+
+from dfbench.analysis import stats
+
+INTERVAL = "STRUCT(lo DOUBLE, hi DOUBLE)"
+_ARROW = pa.struct([("lo", pa.float64()), ("hi", pa.float64())])
+
+
+def register(con: duckdb.DuckDBPyConnection) -> None:
+    """Add `ratio_interval(list, list)` and `ratio_of_ratios_interval(list, list, list, list)` to a connection."""
+
+    def ratio_interval(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.Array:
+        return _by_row(stats.ratio_interval, a, b)
+
+    def ratio_of_ratios_interval(
+        a: pa.ChunkedArray, b: pa.ChunkedArray, c: pa.ChunkedArray, d: pa.ChunkedArray
+    ) -> pa.Array:
+        return _by_row(stats.ratio_of_ratios_interval, a, b, c, d)
+
+    for function, arguments in ((ratio_interval, 2), (ratio_of_ratios_interval, 4)):
+        con.create_function(
+            function.__name__,
+            function,  # type: ignore[arg-type]
+            ["DOUBLE[]"] * arguments,  # type: ignore[list-item]
+            INTERVAL,  # type: ignore[arg-type]
+            type="arrow",  # type: ignore[arg-type]
+            null_handling="special",  # type: ignore[arg-type]
+        )
+
+
+def _by_row(function: Callable[..., stats.Interval | None], *columns: pa.ChunkedArray) -> pa.Array:
+    """Call `function` for each row of list columns; NULL where a list is NULL or has a NULL in it."""
+    rows = []
+    for lists in zip(*columns, strict=True):
+        values = [entry.values for entry in lists]
+        whole = all(entry is not None and not entry.null_count for entry in values)
+        interval = function(*(entry.to_numpy() for entry in values)) if whole else None
+        rows.append(interval._asdict() if interval else None)
+    return pa.array(rows, _ARROW)

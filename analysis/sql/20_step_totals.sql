@@ -1,0 +1,17 @@
+-- view (made once): step_totals: one job that ran at least one step; its step rows added up.
+-- columns: job_id VARCHAR, attempt INTEGER, steps BIGINT, drafted_steps BIGINT, proposed BIGINT (tokens), accepted
+--   BIGINT (tokens), emitted BIGINT (tokens), step_ns BIGINT (ns), draft_ns BIGINT (ns), forward_ns BIGINT (ns)
+create or replace view step_totals as
+select
+    job_id,
+    attempt,
+    count(*) as steps,
+    count(*) filter (drafted > 0) as drafted_steps,
+    sum(drafted)::bigint as proposed,
+    sum(accepted)::bigint as accepted,
+    sum(emitted)::bigint as emitted,
+    sum(step_ns)::bigint as step_ns,
+    sum(draft_ns)::bigint as draft_ns,
+    sum(forward_ns)::bigint as forward_ns
+from steps
+group by job_id, attempt;
