@@ -1,0 +1,41 @@
+"""What the cluster's tests share: a model folder that resolves and tokenises in no time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% if enable_thinking %} think{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a model folder: a tokenizer of 300 words, a config with this context, weights that are four numbers."""
+
+    def make(name: str = "tiny", *, context: int = 64, template: str | None = CHAT_TEMPLATE, seed: int = 0) -> Path:
+        import numpy as np
+        from safetensors.numpy import save_file
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        folder = tmp_path / name
+        folder.mkdir()
+        words = {"<unk>": 0, "<eos>": 1, "[user]": 2, "[assistant]": 3, **{f"w{i}": i for i in range(4, 300)}}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "unk_token": "<unk>"}
+        if template is not None:
+            settings["chat_template"] = template
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        config = {"model_type": "llama", "vocab_size": 300, "max_position_embeddings": context, "eos_token_id": 1}
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file({"w": np.full(4, seed, np.float32)}, folder / "model.safetensors")
+        return folder
+
+    return make
