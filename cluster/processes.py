@@ -22,9 +22,9 @@ def raylets(head: bool, labelled: bool = False) -> Iterator[tuple[psutil.Process
     `labelled`: only those that dfbench's commands started, not the private Ray of some driver.
     """
     for process, words in _own():
-        if Path(words[0]).name == "raylet" and ("--head" in words) == head:
-            if not labelled or any(_LABEL in word for word in words):
-                yield process, _flag(words, "--gcs-address")
+        wanted = Path(words[0]).name == "raylet" and ("--head" in words) == head
+        if wanted and (not labelled or any(_LABEL in word for word in words)):
+            yield process, _flag(words, "--gcs-address")
 
 
 def head_processes(address: str) -> list[psutil.Process]:

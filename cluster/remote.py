@@ -8,6 +8,7 @@ On the head everything lives in one folder (`~/dfbench`, or what DFBENCH_HOME sa
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shlex
@@ -186,6 +187,8 @@ def _client(head: Head) -> Any:
     """Ray's own job client, with our token and never through a proxy."""
     from ray.job_submission import JobSubmissionClient
 
+    for chatty in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     host = str(head.dashboard).rpartition(":")[0]
     os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), host]))
     token = None if head.open else auth_token()
