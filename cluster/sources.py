@@ -130,7 +130,7 @@ class LogSource:
         self.options = options
         self.summary = Summary()
         self.tokens = Tokens(options.tokenizer, options.vocab_size, options.enable_thinking)
-        self._workload = options.workload or _safe_name(path)
+        self._workload = _clean(options.workload) if options.workload else safe_name(path)
         self._names: set[int] = set()
 
     @property
@@ -201,7 +201,7 @@ class LogSource:
         self.summary.output_tokens += len(output_ids)
         for note in notes:
             self.summary.note(note, place)
-        workload = item.workload or self._workload
+        workload = _clean(item.workload) if item.workload else self._workload
         kept = self.options.keep_text and not self.options.hash_ids
         return Recording(
             workload,
@@ -264,8 +264,11 @@ def write_jsonl(recordings: Iterable[Recording], file: Path) -> None:
             out.write(json.dumps({**row, "prompt_ids": r.prompt_ids, "output_ids": r.output_ids}) + "\n")
 
 
-def _safe_name(path: Path) -> str:
+def safe_name(path: Path) -> str:
     """A workload's name from a file's: without endings, and of characters that sweeps allow."""
-    stem = path.resolve().name.split(".")[0] or "logs"
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in stem).strip("-_")
-    return name[:80] or "logs"
+    return _clean(path.resolve().name.split(".")[0])
+
+
+def _clean(name: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).strip("-_.")
+    return kept[:80] or "logs"

@@ -131,6 +131,8 @@ class Worker:
         target = load_target(self.spec)
         info = provenance.worker_facts(target) | {"pid": os.getpid(), "node": self.node}
         info["eos_ids"] = sorted(target.eos_ids)
+        if target.kind == "recorded":
+            info |= self.spec.options.get("labels", {})  # what is known about the model that was recorded
         self._target, self._monitor = target, open_monitor(target)
         self._facts = provenance.record_facts(info, self.worker_id)
         return Ready(self._facts, frozenset(target.eos_ids), info)
@@ -368,7 +370,9 @@ def load_target(spec: TargetSpec) -> Target:
             sleep=step_ns > 0,
         )
     if spec.kind == "recorded":
-        return RecordedTarget(int(options.get("vocab_size") or 2**31 - 1), frozenset(options.get("eos_ids") or ()))
+        recorded = RecordedTarget(int(options.get("vocab_size") or 2**31 - 1), frozenset(options.get("eos_ids") or ()))
+        recorded.max_nodes = spec.max_queries - 1
+        return recorded
     from dfbench.workers import engine
 
     return engine.load_target(spec)
