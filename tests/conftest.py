@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Read when torch is imported. Threads that spin while they wait make torch 10 to 30 times slower on cores that
+# anything else is using, and tests share theirs.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
