@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fakehead import FakeHead
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
@@ -39,3 +46,13 @@ def tiny_model(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return make
+
+
+@pytest.fixture
+def fake_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHead]:
+    """A head that asks for the token `secret`, which this machine has; its own node has this machine's versions."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    head = FakeHead()
+    head.add("10.0.0.1", head=True)
+    yield head
+    head.stop()
