@@ -1,9 +1,243 @@
-"""Commands: drafters, workloads, corpus, calibrate, doctor."""
+"""Commands: drafters, workloads, corpus, doctor."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from dfbench.errors import OptionError, UsageError, WorkloadError, unknown
+
+if TYPE_CHECKING:
+    from dfbench.cluster.sweep import Workload
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+corpus = typer.Typer(help="Frozen n-gram tables from text.", no_args_is_help=True)
+workloads = typer.Typer(help="The workloads there are; `build` writes one to a file.", invoke_without_command=True)
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the app."""
+    app.command()(drafters)
+    app.add_typer(workloads, name="workloads")
+    app.add_typer(corpus, name="corpus")
+    app.command()(doctor)
+
+
+def drafters(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this drafter.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every drafter with its options: name, type, default, meaning, presets."""
+    from dfbench.drafters import registry
+
+    described = [_describe_drafter(known) for known in ([name] if name is not None else registry.names())]
+    if as_json:
+        typer.echo(json.dumps(described, ensure_ascii=False, indent=2))
+        return
+    for drafter in described:
+        typer.echo(f"{drafter['name']}  ({drafter['source']})\n  {drafter['summary']}")
+        for option in drafter["options"]:
+            typer.echo(
+                f"    {option['name']}: {option['type']} = {json.dumps(option['default'])}  {option['description']}"
+            )
+        for preset, values in drafter["presets"].items():
+            typer.echo(f"    preset {preset}: {', '.join(f'{key}={value}' for key, value in values.items())}")
+
+
+def _describe_drafter(name: str) -> dict[str, Any]:
+    from dfbench.drafters import registry
+
+    cls, origin = registry.find(name), registry.source(name)
+    options = [
+        {
+            "name": option,
+            "type": _type_name(entry.annotation),
+            "default": entry.get_default(call_default_factory=True),
+            "description": entry.description or "",
+        }
+        for option, entry in cls.Options.model_fields.items()
+    ]
+    return {
+        "name": name,
+        "summary": cls.summary,
+        "source": f"{origin.distribution} {origin.version}",
+        "options": options,
+        "presets": cls.presets,
+    }
+
+
+def _type_name(annotation: Any) -> str:
+    """`int`, `str | null`, `recent|earliest`: as a sweep file's writer thinks of it."""
+    from typing import Literal, get_args, get_origin
+
+    if get_origin(annotation) is Literal:
+        return "|".join(map(str, get_args(annotation)))
+    if annotation is type(None):
+        return "null"
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    inner = [_type_name(part) for part in get_args(annotation)]
+    return " | ".join(inner) if inner else str(annotation)
+
+
+@workloads.callback()
+def list_workloads(context: typer.Context, as_json: AsJson = False) -> None:
+    """Every built-in workload: what it asks, how many prompts, whose text."""
+    from dfbench.cluster import workloads as sources
+
+    if context.invoked_subcommand is not None:
+        return
+    listed = [
+        {"name": entry.name, "prompts": len(entry.load()), "about": entry.summary, "source": entry.source}
+        | {"licence": entry.licence}
+        for entry in sources.built_in().values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(listed, ensure_ascii=False, indent=2))
+        return
+    for entry in listed:
+        about = f"{entry['about']}; {entry['source']}, {entry['licence']}"
+        typer.echo(f"{entry['name']:<10} {entry['prompts']:>4} prompts  {about}")
+    typer.echo(
+        "Any JSONL file is one too, a row a prompt with `prompt`, `messages` or `turns`: {name: mine, file: FILE}."
+    )
+
+
+@workloads.command("build")
+def build_workload(
+    name: Annotated[str, typer.Argument(help="A built-in workload, or one of the sweep's.")],
+    out: Annotated[Path, typer.Option(help="File to write, JSONL.")],
+    sweep: Annotated[str | None, typer.Option(help="Take the workload as this sweep defines it: qwen3-8b.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a workload to a file as it would be asked, so that it can be used where no hub is in reach."""
+    from dfbench.cluster import workloads as sources
+
+    if out.exists() and not force:
+        raise WorkloadError(f"{out} is there already: write another --out, or --force.")
+    wanted, warmup = _workload_of(sweep, name)
+    planned, reserved = sources.split(wanted, sources.load(wanted), warmup)
+    rows = [*planned, *reserved]
+    _write(out, "".join(sources.to_json(row) + "\n" for row in rows).encode())
+    typer.echo(f"{len(rows)} prompts of {name} → {out}; use them with --workload {name}={out}")
+
+
+def _workload_of(sweep: str | None, name: str) -> tuple[Workload, int]:
+    """A workload and how many of its rows are reserved: of a sweep, or a built-in one as it is."""
+    from dfbench.cluster import sweep_file
+    from dfbench.cluster.sweep import validate
+
+    if sweep is None:
+        plain = validate({"name": "s", "workloads": [name], "arms": ["ar"]}, "the workload")
+        return plain.workloads[0], 0
+    whole = sweep_file.load(sweep)
+    known = {entry.name: entry for entry in whole.workloads}
+    if name not in known:
+        raise WorkloadError(unknown(f"workload of {sweep}", name, known))
+    return known[name], whole.warmup
+
+
+def _write(path: Path, data: bytes) -> None:
+    """A file, whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(data)
+        scratch.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+@corpus.command("build")
+def build_corpus(
+    texts: Annotated[list[Path], typer.Argument(help="Text files (one text each), or JSONL with a `text` a row.")],
+    out: Annotated[Path, typer.Option(help="File to write the table to.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model whose tokenizer cuts the text; the embedded by default.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of a hub model.")] = None,
+    name: Annotated[str | None, typer.Option(help="The corpus' name, for people; by default its files'.")] = None,
+    leader: Annotated[int, typer.Option(min=1, help="Tokens that are looked up.")] = 1,
+    follower: Annotated[int, typer.Option(min=1, help="Tokens that are proposed after them.")] = 3,
+    leaders: Annotated[int, typer.Option(min=1, help="Most leaders kept, commonest first.")] = 1_048_576,
+    followers: Annotated[int, typer.Option(min=1, help="Most followers kept of each, commonest first.")] = 128,
+) -> None:
+    """Count which tokens follow which in a corpus: Cacheback's frozen table."""
+    from dfbench.drafters import frozen
+    from dfbench.workers import models
+    from dfbench.workers.spec import EMBEDDED_MODEL, TargetSpec
+
+    if not out.parent.is_dir():
+        raise OptionError(f"{out.parent} is not a folder: write --out with one that is there.")
+    tokenizer = models.load_tokenizer(models.resolve(TargetSpec(model=model or EMBEDDED_MODEL, revision=revision)))
+
+    def encode(text: str) -> list[int]:
+        return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    table = frozen.build(
+        _texts(texts),
+        encode,
+        tokenizer_hash=models.tokenizer_hash(tokenizer),
+        corpus=name or " ".join(path.name for path in texts),
+        leader=leader,
+        follower=follower,
+        leaders=leaders,
+        followers=followers,
+    )
+    digest = table.save(out)
+    header = table.header
+    typer.echo(f"{header.texts} texts, {header.tokens} tokens → {header.leaders} leaders, {header.entries} followers")
+    typer.echo(f"{out}  sha256 {digest}; use it in an arm: {{drafter: cacheback, draft: tree, frozen: {out}}}")
+
+
+def _texts(paths: list[Path]) -> Iterator[str]:
+    """The texts of plain files, and of JSONL rows' `text` (or `prompt`)."""
+    for path in paths:
+        try:
+            if path.suffix != ".jsonl":
+                yield path.read_text(encoding="utf-8")
+                continue
+            with path.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield _text_of(line, f"{path}, line {number}")
+        except (OSError, UnicodeDecodeError) as error:
+            raise WorkloadError(f"the text file {path} cannot be read as UTF-8: {error}.") from error
+
+
+def _text_of(line: str, place: str) -> str:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise WorkloadError(f"{place} is not JSON: write one JSON object a line.") from error
+    text = row.get("text", row.get("prompt")) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise WorkloadError(f"{place} has no `text`: every row needs one.")
+    return text
+
+
+def doctor(
+    as_json: AsJson = False,
+    no_ray: Annotated[bool, typer.Option("--no-ray", help="Do not try whether Ray starts (some seconds).")] = False,
+) -> None:
+    """Check this machine and say what to fix. Exit status 1 if something must be fixed."""
+    from dataclasses import asdict
+
+    from dfbench.cluster import doctor as doctoring
+    from dfbench.cluster.runs import RUNS
+
+    findings = []
+    for finding in doctoring.examine(RUNS, start_ray=not no_ray):
+        findings.append(finding)
+        if not as_json:
+            advice = f" → {finding.advice}" if finding.advice else ""
+            typer.echo(f"{finding.level:<4} {finding.name}: {finding.seen}{advice}")
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=2))
+    if any(finding.level == "fix" for finding in findings):
+        raise typer.Exit(1)
