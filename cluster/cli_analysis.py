@@ -1,9 +1,140 @@
-"""Commands: sql, report, guard, compare, verify, compact, export."""
+"""Commands: sql, report, compare, verify, compact, export (guard is in a module of its own)."""
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+from dfbench.errors import QueryError, unknown
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+RunArgument = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Run directory or its name under runs/; the newest by default.")
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the app."""
+    app.command()(sql)
+    app.command()(report)
+
+
+def sql(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN] [QUERY]", help="A run directory and a query, or either.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="table, csv, json, markdown or parquet.")] = "table",
+    out: Annotated[Path | None, typer.Option(help="Write the answer to this file.")] = None,
+    list_views: Annotated[bool, typer.Option("--views", help="List the views and what they mean.")] = False,
+) -> None:
+    """Ask a run in SQL; without a query, a prompt. The connection reads the run's records and nothing else."""
+    from dfbench.analysis import query
+
+    if list_views:
+        _print_views()
+        return
+    if form not in query.FORMATS:
+        raise QueryError(unknown("format", form, query.FORMATS))
+    if form == "parquet" and out is None:
+        raise QueryError("Parquet goes to a file: write --out FILE.")
+    run, text = _run_and_query(words or [])
+    if text is None and not sys.stdin.isatty():
+        text = sys.stdin.read()
+    con = _open(run)
+    if text is None:
+        from dfbench.cluster.sqlshell import shell
+
+        shell(con)
+        return
+    answer = query.run_query(con, text)
+    if out is not None:
+        query.save(answer, "csv" if form == "table" else form, out)
+        typer.echo(f"{answer.num_rows} rows written to {out}", err=True)
+    elif form == "table":
+        show(answer)
+    else:
+        typer.echo(query.text(answer, form), nl=False)
+
+
+def report(
+    run: RunArgument = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for pasting.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: figures, checks and their SQL.")] = False,
+) -> None:
+    """Print the headline table and the checks of a run."""
+    from rich.console import Console
+
+    from dfbench.analysis import console
+
+    con = _open(run, quiet=True)
+    if as_json:
+        typer.echo(json.dumps(console.as_json(con), indent=2, default=str, ensure_ascii=False))
+    elif markdown:
+        typer.echo(console.markdown(con), nl=False)
+    else:
+        Console().print(console.headline(con))
+
+
+def show(answer: pa.Table) -> None:
+    """Print a table for people."""
+    from rich.console import Console
+
+    from dfbench.analysis.query import terminal
+
+    screen = Console()
+    drawn, note = terminal(answer, screen.width if screen.is_terminal else 200)
+    Console(width=None if screen.is_terminal else 200).print(drawn)
+    typer.echo(note)
+
+
+def _print_views() -> None:
+    from dfbench.analysis.query import listed
+
+    views = listed()
+    width = max(len(view.name) for view in views)
+    for view in views:
+        typer.echo(f"{view.name:<{width}}  {view.meaning}")
+
+
+def _open(run: str | Path | None, *, quiet: bool = False) -> duckdb.DuckDBPyConnection:
+    """Open a run; what it lacks goes to standard error."""
+    from dfbench.analysis.store import open_run, problems
+
+    con = open_run(run)
+    if not quiet:
+        for problem in problems(con):
+            typer.echo(f"note: {problem.detail}", err=True)
+    return con
+
+
+def _run_and_query(words: list[str]) -> tuple[Path | None, str | None]:
+    """Which of at most two words is a run and which a query. A view's name alone asks for all of it."""
+    from dfbench.analysis.query import names
+    from dfbench.analysis.rundir import find_run
+
+    if len(words) > 2:
+        raise QueryError('put the query in quotes: dfbench sql RUN "select …".')
+    if len(words) == 2:
+        run, text = find_run(words[0]), words[1]
+    elif words and not _is_query(words[0], names()):
+        run, text = find_run(words[0]), None
+    else:
+        run, text = None, words[0] if words else None
+    if text in names():
+        text = f"from {text}"
+    return run, text
+
+
+def _is_query(word: str, views: list[str]) -> bool:
+    try:
+        is_path = Path(word).exists()
+    except OSError:
+        is_path = False
+    return not is_path and (word in views or any(character.isspace() for character in word))

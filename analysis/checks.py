@@ -1,0 +1,146 @@
+"""What a run's figures must satisfy, judged from its views: each check is one line, with the SQL that made it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import duckdb
+
+from dfbench.analysis.store import problems, rows
+
+State = Literal["ok", "finding", "note"]
+
+
+class Check(NamedTuple):
+    """One line under the headline table. A finding is something that must be explained; a note is worth knowing."""
+
+    name: str
+    state: State
+    text: str
+    sql: str
+
+
+def checks(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    """Every check that has something to say about this run."""
+    found = [*_completeness(con), *_bound(con), *_plain(con), *_losslessness(con), *_left_out(con), *_repetition(con)]
+    return [*found, *_failures(con), *_throttled(con)]
+
+
+def _completeness(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    sql = "select kind, detail from problems"
+    return [Check("run", "note", problem.detail, sql) for problem in problems(con)]
+
+
+def _bound(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    sql = (
+        "select workload, arm, speedup, speedup_bound, over_bound, over_bound_lo, over_bound_hi, holds_bound, finding, "
+        "likely_cause from speedup_le_mat join (select distinct arm from jobs where drafter <> 'ar') using (arm)"
+    )
+    cells = rows(con, sql)
+    if not cells:
+        if not con.sql("select 1 from jobs where drafter = 'ar' limit 1").fetchall():
+            return [Check("speedup ≤ bound", "note", "no AR arm: there is nothing to compare speeds with.", sql)]
+        return []
+    held = sum(cell["holds_bound"] for cell in cells)
+    lines = []
+    for cell in cells:
+        if not cell["holds_bound"]:
+            lines.append(Check("speedup ≤ bound", "finding" if cell["finding"] else "note", _breach(cell), sql))
+    state: State = "ok" if held == len(cells) else "note"
+    return [Check("speedup ≤ bound", state, f"holds in {held} of {len(cells)} cells.", sql), *lines]
+
+
+def _breach(cell: dict[str, Any]) -> str:
+    place = f"{cell['arm']} on {cell['workload']}: {cell['speedup']:.3f} is above its bound {cell['speedup_bound']:.3f}"
+    if cell["over_bound_lo"] is None:
+        return f"{place}, and there is no interval to cover it; {cell['likely_cause']}."
+    within = "does not cover" if cell["finding"] else "covers"
+    return (
+        f"{place} by a factor of {cell['over_bound']:.3f} (interval {cell['over_bound_lo']:.3f}…"
+        f"{cell['over_bound_hi']:.3f}, which {within} 1); {cell['likely_cause']}."
+    )
+
+
+def _plain(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    sql = (
+        "select workload, arm, speedup, mat, holds_mat from speedup_le_mat "
+        "join (select distinct arm from jobs where drafter <> 'ar') using (arm)"
+    )
+    cells = rows(con, sql)
+    if not cells:
+        return []
+    above = [
+        f"{c['arm']} on {c['workload']} ({c['speedup']:.3f} > {c['mat']:.3f})" for c in cells if not c["holds_mat"]
+    ]
+    text = f"holds in {len(cells) - len(above)} of {len(cells)} cells"
+    if above:
+        text += f"; above: {', '.join(above)}. The plain form may be broken in a sound run, the bound may not"
+    return [Check("speedup ≤ MAT", "note" if above else "ok", f"{text}.", sql)]
+
+
+def _losslessness(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    sql = (
+        "select sum(pairs_planned)::bigint planned, sum(pairs_compared)::bigint compared, "
+        "sum(pairs_identical)::bigint identical, sum(tokens_compared)::bigint tokens, "
+        "sum(tokens_differing)::bigint differing, sum(divergences)::bigint divergences, sum(ties)::bigint ties, "
+        "sum(ulps)::bigint ulps, sum(unresolved)::bigint unresolved, sum(violations)::bigint violations "
+        "from losslessness"
+    )
+    total = rows(con, sql)[0]
+    if not total["compared"]:
+        return []
+    text = (
+        f"{total['compared']} of {total['planned']} planned pairs compared, {total['identical']} with identical "
+        f"outputs; {total['differing']} of {total['tokens']} tokens differ"
+    )
+    if total["divergences"]:
+        classes = ("ties", "ulps", "unresolved", "violations")
+        listed = ", ".join(f"{total[name]} {name}" for name in classes if total[name])
+        text += f"; first divergences: {listed}"
+    state: State = "ok"
+    if total["violations"]:
+        state = "finding"
+    elif total["unresolved"] or total["compared"] < (total["planned"] or 0):
+        state = "note"
+    if total["divergences"]:
+        text += ". A class from logits clears nobody: run `dfbench guard`"
+    return [Check("losslessness", state, f"{text}.", sql)]
+
+
+def _left_out(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    sql = "select sum(pairs_left_out)::bigint from speedup"
+    [(count,)] = con.sql(sql).fetchall()
+    [(untimed,)] = con.sql("select bool_and(decode_s is null) from jobs where not warmup").fetchall()
+    if untimed:
+        return [Check("timing", "note", "the target is not timed (recorded tokens): MAT alone can be shown.", sql)]
+    if not count:
+        return []
+    return [Check("pairs", "note", f"{count} jobs have no pair (no AR run, or no step) and are in no speedup.", sql)]
+
+
+def _repetition(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    sql = (
+        "select workload, avg(repetition) share from jobs where drafter = 'ar' and not warmup "
+        "group by workload having share > 0.5"
+    )
+    return [
+        Check("repetition", "note", f"{workload}: {share:.0%} of AR's 4-grams repeat: loops inflate MAT.", sql)
+        for workload, share in con.sql(sql).fetchall()
+    ]
+
+
+def _failures(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    sql = "select kind, count(*) from attempts group by kind order by 2 desc"
+    found = con.sql(sql).fetchall()
+    if not found:
+        return []
+    listed = ", ".join(f"{count} {kind}" for kind, count in found)
+    return [Check("attempts", "note", f"attempts that did not commit: {listed}.", sql)]
+
+
+def _throttled(con: duckdb.DuckDBPyConnection) -> list[Check]:
+    sql = "select count(*) filter (throttled), count(*) from jobs where not warmup"
+    [(count, total)] = con.sql(sql).fetchall()
+    if not count:
+        return []
+    return [Check("throttling", "note", f"{count} of {total} jobs ran throttled; they are marked, not dropped.", sql)]
