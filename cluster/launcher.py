@@ -7,6 +7,7 @@ until every machine of the file is seen, because `ray up` itself returns when th
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import subprocess
 import time
@@ -69,16 +70,20 @@ def _check_schema(path: Path, config: dict[str, Any]) -> None:
             raise ClusterError(
                 f"{path}: provider.{key} is missing: write the head's address and a list of the workers'."
             )
+    import click
     import jsonschema
+    import ray.autoscaler
     from ray.autoscaler._private.util import prepare_config, validate_config
 
+    schema = Path(str(ray.autoscaler.__file__)).with_name("ray-schema.json")
     try:
+        jsonschema.validate(config, json.loads(schema.read_text()))  # Filling in defaults trips over what this catches.
         validate_config(prepare_config(config))
     except jsonschema.ValidationError as error:
         where = ".".join(str(part) for part in error.absolute_path) or "the file"
         raise ClusterError(f"{path}: Ray refuses {where}: {error.message}.") from error
-    except (ValueError, RuntimeError) as error:
-        raise ClusterError(f"{path}: Ray refuses it: {' '.join(str(error).split())}") from error
+    except (ValueError, RuntimeError, click.ClickException) as error:
+        raise ClusterError(f"{path}: Ray refuses it: {' '.join(str(error).split()).rstrip('.')}.") from error
 
 
 def _check_hosts(path: Path, hosts: list[str]) -> None:
