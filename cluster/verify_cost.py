@@ -1,0 +1,167 @@
+"""What a pass of q tokens costs on a device: the verification cost curve, and the speedup that step widths predict.
+
+    t_ar  = Σ over output positions of cost(context, 1)
+    t_arm = Σ over the arm's steps of cost(context, queries of the step)
+    speedup_model = Σ t_ar ÷ Σ t_arm, pooled over prompts
+
+The drafter's own time is not in it, nor anything else that a pass does not cost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dfbench.cluster import ledger as ledgers
+from dfbench.cluster import runs
+from dfbench.cluster.ledger import Ledger
+from dfbench.errors import UsageError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+EXAMPLE = "example"
+_EXAMPLE_COSTS = {1: 1.0, 4: 1.04, 8: 1.15, 16: 1.3, 32: 2.1, 64: 3.2, 96: 4.3}
+"""SmolLM2-135M in bf16 on two quiet CPU cores; the last point continues the line of the two before it."""
+
+
+@dataclass(frozen=True)
+class VerifyCost:
+    """Median ns of one pass, `ns[i, j]` at `contexts[i]` cached tokens and `queries[j]` tokens in the pass.
+
+    `label` says whose curve it is. Between points it is linear; beyond the contexts it is constant, beyond the queries
+    it goes on as between the last two.
+    """
+
+    label: str
+    contexts: Array
+    queries: Array
+    ns: Array
+
+    def cost(self, contexts: Array, queries: Array) -> Array:
+        """ns of each of several passes; both arrays of one shape."""
+        at = np.clip(np.asarray(contexts, float), self.contexts[0], self.contexts[-1])
+        upper = np.clip(np.searchsorted(self.contexts, at), 1, max(len(self.contexts) - 1, 1))
+        if len(self.contexts) == 1:
+            return self._along(np.zeros(len(at), int), queries)
+        lower = upper - 1
+        share = (at - self.contexts[lower]) / (self.contexts[upper] - self.contexts[lower])
+        return self._along(lower, queries) * (1 - share) + self._along(upper, queries) * share
+
+    def _along(self, rows: Array, queries: Array) -> Array:
+        """Costs at these rows of the grid, linear in the queries."""
+        wanted = np.asarray(queries, float)
+        right = np.clip(np.searchsorted(self.queries, wanted), 1, len(self.queries) - 1)
+        left = right - 1
+        share = (wanted - self.queries[left]) / (self.queries[right] - self.queries[left])
+        return np.asarray(self.ns[rows, left] * (1 - share) + self.ns[rows, right] * share)
+
+
+def times(cost: VerifyCost, prompt_tokens: int, positions: Array, queries: Array, tokens: int) -> tuple[float, float]:
+    """Model times in ns of one prompt: (AR's for `tokens` decoded tokens, the arm's for its steps).
+
+    `positions`: output position of the first token that each step emits; the cache then holds the prompt and all
+    output before the root.
+    """
+    every = np.arange(1, tokens + 1)
+    ar = cost.cost(prompt_tokens + every - 1, np.ones(tokens)).sum() if tokens else 0.0
+    arm = cost.cost(prompt_tokens + positions - 1, queries).sum() if len(positions) else 0.0
+    return float(ar), float(arm)
+
+
+def load(source: str) -> VerifyCost:
+    """A curve from a run that was calibrated, a Parquet file of calibration rows, a JSON file, or `example`.
+
+    JSON: {"label": …, "contexts": […], "queries": […], "ns": [[…], …]}, or {"queries": […], "relative": […]} for
+    multiples of a plain step. Raises UsageError, in one sentence.
+    """
+    if source == EXAMPLE:
+        return relative("example curve: SmolLM2-135M, bf16, two CPU cores", _EXAMPLE_COSTS)
+    path = Path(source).expanduser()
+    for place in (path, runs.RUNS / path):
+        if ledgers.exists(place):
+            return from_rows(_run_rows(place), str(place))
+    if not path.is_file():
+        raise UsageError(
+            f"--verify-cost '{source}' is neither a run nor a file: write a run that `dfbench calibrate` or `submit` "
+            f"made, a Parquet or JSON file of a curve, or '{EXAMPLE}'."
+        )
+    if path.suffix == ".json":
+        return _from_json(path)
+    try:
+        return from_rows(pq.read_table(path), str(path))
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{path} is not a Parquet file of calibration rows: write --verify-cost with one.") from error
+
+
+def relative(label: str, costs: dict[int, float]) -> VerifyCost:
+    """A curve from multiples of a plain step, the same at every context; one step is called 1 ms."""
+    queries = sorted(costs)
+    return VerifyCost(label, np.array([0.0]), np.array(queries, float), np.array([[costs[q] * 1e6 for q in queries]]))
+
+
+def _run_rows(run_dir: Path) -> pa.Table:
+    with Ledger.open(run_dir, readonly=True) as ledger:
+        files = [run_dir / file.name for file in ledger.files("calibration")]
+    if not files:
+        raise UsageError(
+            f"{run_dir} holds no calibration: name a run that was submitted with `calibrate: true`, "
+            f"run `dfbench calibrate`, or write '{EXAMPLE}'."
+        )
+    return pa.concat_tables([pq.read_table(file) for file in files])
+
+
+def from_rows(rows: pa.Table, where: str) -> VerifyCost:
+    """Medians of calibration rows (records.CALIBRATION), which must be of one device, model, dtype and engine."""
+    missing = {"kind", "context", "queries", "ns", "device", "model", "dtype", "engine"} - set(rows.column_names)
+    if missing:
+        raise UsageError(f"{where} has no column '{min(missing)}': it holds no calibration rows.")
+    frame = rows.to_pandas()
+    frame = frame[frame["kind"] == "forward"]
+    kinds = frame[["device", "model", "dtype", "engine"]].drop_duplicates()
+    if len(kinds) != 1:
+        found = f"{len(kinds)} devices, models or engines" if len(kinds) else "no forward passes"
+        raise UsageError(f"the calibration of {where} holds {found}: name a run or file with exactly one.")
+    grid = frame.pivot_table(index="context", columns="queries", values="ns", aggfunc="median")
+    grid = grid.dropna(axis="index").sort_index().sort_index(axis="columns")
+    if grid.empty or grid.shape[1] < 2:
+        raise UsageError(f"the calibration of {where} has fewer than two query widths: run `dfbench calibrate` again.")
+    device, model, dtype, engine = kinds.iloc[0]
+    return VerifyCost(
+        f"{model}, {dtype}, {engine}, {device}",
+        grid.index.to_numpy(float),
+        grid.columns.to_numpy(float),
+        grid.to_numpy(float),
+    )
+
+
+def _from_json(path: Path) -> VerifyCost:
+    try:
+        given = json.loads(path.read_text(encoding="utf-8-sig"))
+        queries = _increasing(given["queries"], 2)
+        if "relative" in given:
+            costs: Sequence[float] = given["relative"]
+            return relative(str(given.get("label", path.name)), dict(zip(map(int, queries), costs, strict=True)))
+        contexts = _increasing(given["contexts"], 1)
+        ns = np.array(given["ns"], float)
+        if ns.shape != (len(contexts), len(queries)) or not (ns > 0).all():
+            raise ValueError("shape")
+        return VerifyCost(str(given.get("label", path.name)), contexts, queries, ns)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f'{path} is not a cost curve: write {{"queries": [1, 4, …], "relative": [1, 1.04, …]}} or '
+            '{"contexts": […], "queries": […], "ns": [[…], …]} with increasing numbers.'
+        ) from error
+
+
+def _increasing(values: Any, at_least: int) -> Array:
+    array = np.array(values, float)
+    if array.ndim != 1 or len(array) < at_least or not (np.diff(array) > 0).all():
+        raise ValueError("not increasing")
+    return array
