@@ -101,7 +101,7 @@ def test_our_own_start_commands_use_rays_options() -> None:
         (lambda d: d["auth"].update(ssh_port=22), "Ray refuses auth.*ssh_port"),
         (lambda d: d.update(setup_commands="pip install x"), "Ray refuses setup_commands"),
         (lambda d: d.update(max_workers=0), "Ray refuses"),
-        (lambda d: d.update(available_node_types={"a": {"resources": {}}}), "Ray refuses it"),
+        (lambda d: d.update(available_node_types={"a": {"resources": {}, "node_config": {}}}), "Ray refuses it"),
         (lambda d: d["provider"].update(head_ip="8.8.8.8"), r"8\.8\.8\.8 is a public address"),
         (lambda d: d["provider"].update(worker_ips=["10.0.0.1"]), "names a machine twice"),
         (
