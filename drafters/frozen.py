@@ -213,7 +213,7 @@ def find_file(name: str | None, sha256: str | None, files: Mapping[str, Path]) -
         return files[sha256]
     if name is None:
         raise OptionError(f"no frozen table with SHA-256 {sha256} is on this machine: write its file as `frozen`.")
-    path = Path(name)
+    path = Path(name).expanduser()
     if sha256 is not None and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
         raise OptionError(
             f"the frozen table {path} does not have the SHA-256 that `frozen_sha256` says ({sha256}): correct one of "
