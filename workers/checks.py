@@ -28,7 +28,7 @@ class _Rows:
         self.size = np.zeros(len(jobs), dtype=np.int64)
         self.owner = np.full(self.count, -1, dtype=np.int64)
         starts, keys = _runs(table)
-        ends = np.append(starts[1:], self.count)
+        ends = np.append(starts[1:], self.count)[: len(starts)]
         for start, end, key in zip(starts.tolist(), ends.tolist(), keys, strict=True):
             owner = jobs.get(key)
             if owner is None:
@@ -44,27 +44,35 @@ class _Rows:
         return _numpy(self.table[name])
 
     def flag(self, bad: np.ndarray, found: _Found, message: Callable[[int], str]) -> None:
-        """Note the first bad row of each job."""
+        """Note the bad rows; of each job, the first one counts."""
         for row in np.flatnonzero(bad & (self.owner >= 0)).tolist():
-            found.add(int(self.owner[row]), message(row))
+            found.add(int(self.owner[row]), message(row), int(self.number[row]))
 
 
 class _Found:
-    """The first breach of each job."""
+    """The first breach of each job: by row, then in the order of the checks."""
 
     def __init__(self, keys: list[JobKey]) -> None:
         self.keys = keys
-        self.messages: dict[JobKey, str] = {}
+        self._found: dict[JobKey, tuple[int, str]] = {}
 
-    def add(self, job: int, message: str) -> None:
-        self.add_key(self.keys[job], message)
+    def add(self, job: int, message: str, row: int = -1) -> None:
+        self.add_key(self.keys[job], message, row)
 
-    def add_key(self, key: JobKey, message: str) -> None:
-        self.messages.setdefault(key, f"job {key[0]}: {message}.")
+    def add_key(self, key: JobKey, message: str, row: int = -1) -> None:
+        if key not in self._found or row < self._found[key][0]:
+            self._found[key] = (row, f"job {key[0]}: {message}.")
 
-    def flag(self, bad: np.ndarray, message: Callable[[int], str]) -> None:
+    def flag(self, bad: np.ndarray, message: Callable[[int], str], row: int = -1) -> None:
         for job in np.flatnonzero(bad).tolist():
-            self.add(job, message(job))
+            self.add(job, message(job), row)
+
+    def messages(self) -> dict[JobKey, str]:
+        return {key: message for key, (_, message) in self._found.items()}
+
+
+AFTER_ROWS = 2**62
+"""Place of a breach that is about a job's rows together: it counts when no single row is to blame."""
 
 
 def breaches(jobs: pa.Table, steps: pa.Table, tokens: pa.Table, eos_ids: Collection[int] = ()) -> dict[JobKey, str]:
@@ -88,7 +96,7 @@ def breaches(jobs: pa.Table, steps: pa.Table, tokens: pa.Table, eos_ids: Collect
     _check_times(jobs, step_rows, found)
     if tokens.num_rows:
         _check_tokens(_Rows(tokens, places, found, "token"), step_rows, lengths, flat, ends - lengths, found)
-    return found.messages
+    return found.messages()
 
 
 def _check_outputs(
@@ -151,7 +159,7 @@ def _check_times(jobs: pa.Table, rows: _Rows, found: _Found) -> None:
     total = np.zeros(len(rows.first), dtype=np.int64)
     np.add.at(total, owner[owner >= 0], np.where(timed, step_ns, 0)[owner >= 0])
     decode = _numpy(jobs["decode_ns"])
-    found.flag(total > decode, lambda j: f"its steps take {total[j]} ns, its decode {decode[j]} ns")
+    found.flag(total > decode, lambda j: f"its steps take {total[j]} ns, its decode {decode[j]} ns", AFTER_ROWS)
 
 
 def _check_tokens(
