@@ -33,8 +33,11 @@ def sql(
     form: Annotated[str, typer.Option("--format", help="table, csv, json, markdown or parquet.")] = "table",
     out: Annotated[Path | None, typer.Option(help="Write the answer to this file.")] = None,
     list_views: Annotated[bool, typer.Option("--views", help="List the views and what they mean.")] = False,
+    address: Annotated[str, typer.Option(help="Ask the cluster's head, host:port, about a run that it drives.")] = "",
 ) -> None:
     """Ask a run in SQL; without a query, a prompt. The connection reads the run's records and nothing else."""
+    if address:
+        _ask_head(address, asks=bool(words) or list_views, text=form != "parquet" and out is None)
     from dfbench.analysis import query
 
     if list_views:
@@ -130,6 +133,15 @@ def _run_and_query(words: list[str]) -> tuple[Path | None, str | None]:
     if text in names():
         text = f"from {text}"
     return run, text
+
+
+def _ask_head(address: str, *, asks: bool, text: bool) -> None:
+    """Run this query on the head and exit with its status; only text comes back from there."""
+    from dfbench.cluster import remote
+
+    if not asks or not text:
+        raise QueryError("through --address a query's answer comes as text: give a query, without --out and parquet.")
+    raise typer.Exit(remote.forward(sys.argv[1:], address, typer.echo))
 
 
 def _is_query(word: str, views: list[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,9 @@ RunArgument = Annotated[
 ]
 Address = Annotated[
     str, typer.Option(help="Ray cluster to run on: auto, or host:port of its head. Default: a Ray on this machine.")
+]
+Elsewhere = Annotated[
+    str, typer.Option("--address", help="Ask the cluster's head, host:port, for the runs that it drives.")
 ]
 AllowChange = Annotated[
     bool, typer.Option("--allow-version-change", help="Go on although software versions differ from the run's.")
@@ -60,11 +64,13 @@ def submit(
 ) -> None:
     """Run a sweep, or go on with it: the same command again runs only what is missing."""
     from dfbench.cluster import plan as planning
-    from dfbench.cluster import runs
+    from dfbench.cluster import remote, runs
 
-    if detach:
-        raise UsageError("--detach is not there yet: leave it out, and keep this terminal open or run it in tmux.")
-    made = planning.plan(effective_sweep(sweep, set_, model, workload, device, workers_per_node))
+    effective = effective_sweep(sweep, set_, model, workload, device, workers_per_node)
+    if detach or remote.needed(address):
+        told = remote.SubmitOptions(str(run) if run else None, new, allow_version_change, dry_run)
+        raise typer.Exit(remote.submit(effective, address, told, typer.echo, detach=detach))
+    made = planning.plan(effective)
     if dry_run:
         _list_plan(made)
         return
@@ -76,6 +82,14 @@ def submit(
         runs.point_latest(where.run_dir)
         typer.echo(f"{made.sweep.name}: {made.job_count} jobs in {made.shard_count} shards → {where.run_dir}")
     drive(where.run_dir, made.sweep, address=address, allow_version_change=allow_version_change)
+
+
+def elsewhere(address: str) -> None:
+    """Where an address is given, run this very command on the head there and exit with its status."""
+    from dfbench.cluster import remote
+
+    if address:
+        raise typer.Exit(remote.forward(sys.argv[1:], address, typer.echo))
 
 
 def effective_sweep(
@@ -175,7 +189,7 @@ def drive(run_dir: Path, sweep: Sweep, *, address: str = "local", allow_version_
 
 def _write_run_sql(run_dir: Path) -> None:
     """Keep `run.sql` in step with the committed files, so that DuckDB's own shell opens the run."""
-    from dfbench.analysis.store import write_run_sql
+    from dfbench.analysis.runsql import write_run_sql
 
     try:
         write_run_sql(run_dir)
@@ -200,15 +214,27 @@ def _finish(run_dir: Path, result: Result) -> None:
 
 
 def headline(run_dir: Path) -> None:
-    """Print the run's headline table."""
+    """Print the run's headline table and the checks beneath."""
+    from rich.console import Console
+
+    from dfbench.analysis import console
+    from dfbench.analysis.store import open_run
+
+    connection = open_run(run_dir)
+    try:
+        Console().print(console.headline(connection))
+    finally:
+        connection.close()
 
 
 def status(
     run: RunArgument = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until the run is over.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    address: Elsewhere = "",
 ) -> None:
     """Done, running, failed and left, by arm and by node, with rate and time left. Needs no Ray."""
+    elsewhere(address)
     import json
 
     from rich.console import Console
@@ -241,6 +267,10 @@ def retry(
     allow_version_change: AllowChange = False,
 ) -> None:
     """Run failed jobs again, each together with a fresh AR run to pair it with."""
+    from dfbench.cluster import remote
+
+    if remote.needed(address):
+        elsewhere(address)
     from dfbench.analysis.rundir import find_run
     from dfbench.cluster import sweep_file
     from dfbench.cluster.ledger import Ledger, driver_alive
@@ -257,8 +287,9 @@ def retry(
     drive(run_dir, sweep_file.load_run(run_dir), address=address, allow_version_change=allow_version_change)
 
 
-def cancel(run: RunArgument = None) -> None:
+def cancel(run: RunArgument = None, address: Elsewhere = "") -> None:
     """Take back everything that is not done; a driver at work stops soon. What is done stays."""
+    elsewhere(address)
     from dfbench.analysis.rundir import find_run
     from dfbench.cluster.ledger import Ledger
 

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shlex
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class SubmitOptions:
 
 
 def needed(address: str) -> bool:
-    """Whether the head at `address` has to drive, because this machine is no node of its cluster."""
+    """Whether the head at `address` has to drive, because this machine is no node of its cluster; not for "local"."""
     if address in ("auto", "local"):
         return False
     head = read_head(address)
@@ -61,6 +62,8 @@ def needed(address: str) -> bool:
 
 def submit(sweep: Sweep, address: str, options: SubmitOptions, say: Say, *, detach: bool = False) -> int:
     """Send a sweep to the head, which drives it. Returns the exit status there, or 0 at once with `detach`."""
+    if address == "local":
+        raise ClusterError("--detach needs a cluster to leave the work to: name its head with --address.")
     head = _checked(address)
     with tempfile.TemporaryDirectory(prefix="dfbench-") as folder:
         name = bundle.pack(sweep, Path(folder))
@@ -165,7 +168,8 @@ def _script(arguments: Sequence[str], upload: str) -> str:
     steps += [
         'cd "$home"',
         f"printf '%s%s\\n' {shlex.quote(_BEGINS[0])} {shlex.quote(_BEGINS[1])}",
-        f"exec env -u RAY_JOB_CONFIG_JSON_ENV_VAR dfbench {shlex.join(arguments)}",
+        f"exec env -u RAY_JOB_CONFIG_JSON_ENV_VAR COLUMNS={shutil.get_terminal_size().columns} "
+        f"dfbench {shlex.join(arguments)}",
     ]
     return "; ".join(steps)
 
