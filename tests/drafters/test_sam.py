@@ -9,6 +9,8 @@ from restatements import longest_repeat
 
 from dfbench.drafters import sam
 from dfbench.drafters.registry import create, parse_options
+from dfbench.drafters.sam import HORIZON
+from dfbench.drafters.sam_automaton import ANCHOR, LINK, SuffixAutomaton
 
 texts = st.integers(1, 4).flatmap(lambda size: st.lists(st.integers(0, size), min_size=1, max_size=50))
 
@@ -25,6 +27,8 @@ def test_longest_earlier_suffix_and_its_end(position: str, text: list[int], prom
         draft = drafter.propose(1000)
         assert draft.match_len == match
         assert list(draft.tokens) == text[end + 1 : length][: min(59, 4 * match)] * bool(match)
+        drafter.observe([])
+        assert drafter.propose(1000) == draft
         drafter.observe(text[length : length + 1])
 
 
@@ -68,12 +72,22 @@ def test_published_defaults() -> None:
 
 def test_a_long_loop_costs_no_more_than_its_horizon() -> None:
     """Links walked for a token are bounded, however long the text has been repeating."""
-    drafter = create("sam", {"position": "recent"})
-    drafter.start([7] * 3000)
-    assert isinstance(drafter, sam.SamDecoding)
-    walked = 0
-    state = drafter._anchor
+    automaton = SuffixAutomaton()
+    automaton.read([7] * 3000, HORIZON)
+    assert (automaton.match, automaton.end) == (2999, 2998)
+    state, walked = automaton._meta[ANCHOR], 0
     while state > 0:
-        state, walked = drafter._link[state], walked + 1
-    assert walked <= sam.HORIZON
-    assert list(drafter.propose(100).tokens) == [7]
+        state, walked = automaton._states[state, LINK], walked + 1
+    assert walked == HORIZON
+
+
+def test_the_automaton_grows_with_the_text() -> None:
+    """Read at once or in pieces far beyond its first room, it knows the same."""
+    text = [(i * i) % 91 for i in range(2000)]
+    whole, pieces = SuffixAutomaton(len(text)), SuffixAutomaton(1)
+    whole.read(text, HORIZON)
+    for i in range(0, len(text), 3):
+        pieces.read(text[i : i + 3], HORIZON)
+    assert (whole.match, whole.end) == (pieces.match, pieces.end)
+    assert pieces.match > 100
+    assert pieces.nbytes() > 100 * len(text)
