@@ -18,6 +18,9 @@ from dfbench.drafters.sam_automaton import SuffixAutomaton
 HORIZON = 64
 """`position: recent` tells occurrences apart by at most this many last tokens: it bounds the work for a token."""
 
+OUTPUT_ROOM = 2048
+"""Output tokens for which the arrays need not grow, so that no step pays for it."""
+
 
 class SamOptions(Options):
     """Options of SAM-Decoding; the defaults are the class defaults of its repository."""
@@ -52,7 +55,7 @@ class SamDecoding(Drafter):
 
     def _begin(self, tokens: Sequence[int]) -> None:
         self._seq = list(tokens)
-        self._automaton = SuffixAutomaton(len(tokens) + 256)
+        self._automaton = SuffixAutomaton(len(tokens) + OUTPUT_ROOM)
         self._automaton.read(tokens, self._horizon)
 
     def observe(self, emitted: Sequence[int], verified: Verified | None = None) -> None:

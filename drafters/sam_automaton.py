@@ -6,8 +6,8 @@ arrays, so that the loops compile (numba).
     states  [n, 5]  LEN of the longest string, suffix LINK, FIRST and RECENT position where it ends, HEAD of its edges
     edges   [n, 4]  OWNER state, TOKEN, TARGET state, NEXT of the same owner
     table   [2^k]   open addressing, (owner, token) → edge number + 1
-    meta    [6]     numbers of STATES and EDGES, the text's LENGTH, the state of the whole text (LAST), the ANCHOR, the END
-                    of its latest earlier occurrence
+    meta    [6]     numbers of STATES and EDGES, the text's LENGTH, the state of the whole text (LAST), the ANCHOR and
+                    the END of its latest earlier occurrence
 
 The suffix link of the state of the whole text is the state of its longest suffix that ends earlier as well: no cursor
 is needed, and the text is never matched against itself.
