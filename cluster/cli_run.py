@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dfbench.errors import DfbenchError, SweepError, UsageError, WorkloadError, unknown
+from dfbench.errors import DfbenchError, SweepError, WorkloadError, unknown
 
 if TYPE_CHECKING:
     from dfbench.cluster.driver import Result

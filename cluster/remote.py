@@ -109,7 +109,7 @@ def follow(head: Head, job: str, say: Say) -> int:
     client, said, pause, began = _client(head), 0, _POLL_S[0], time.monotonic()
     while True:
         info = client.get_job_info(job)
-        text = _output(client.get_job_logs(job))
+        text = _output(client.get_job_logs(job), info)
         ended = info.status.is_terminal()
         whole = text if ended else text[: text.rfind("\n") + 1]
         fresh, said = whole[said:], len(whole)
@@ -135,8 +135,12 @@ def _exit_status(info: Any, text: str) -> int:
     raise ClusterError(f"the head could not run it: {info.message or text or 'no reason given'}")
 
 
-def _output(log: str) -> str:
-    """What the command itself said: everything after the line that our script prints just before it."""
+def _output(log: str, info: Any) -> str:
+    """What the command itself said: everything after the line that our script prints just before it.
+
+    Ray's own line about the entrypoint goes through another buffer and may come after that.
+    """
+    log = log.replace(f"Running entrypoint for job {info.submission_id}: {info.entrypoint}\n", "")
     _, begins, said = log.partition("".join(_BEGINS) + "\n")
     return said if begins else ""
 
