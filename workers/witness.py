@@ -102,14 +102,11 @@ def dummy(shape: PassShape, accepted: Sequence[int], filler: int) -> Draft:
     return Draft(tokens, [i - 1 if i < shape.depth else -1 for i in range(shape.drafted)])
 
 
-def replayed(
-    target: Target, arm: ArmSpec, prompt: Sequence[int], job: GuardJob, max_new_tokens: int, max_nodes: int
-) -> int:
+def replayed(target: TorchTarget, arm: ArmSpec, prompt: Sequence[int], job: GuardJob, max_new_tokens: int) -> int:
     """Where a fresh drafter on the recorded output first takes another step than the recorded run; -1 = nowhere."""
     context = DrafterContext(vocab_size=target.vocab_size, eos_ids=target.eos_ids)
     drafter = registry.create(arm.drafter, arm.params, context)
-    recorded = RecordedTarget(target.vocab_size, target.eos_ids)
-    recorded.max_nodes = max_nodes
+    recorded = _SameBudget(target, len(prompt))
     recorded.load(job.output_ids)
     # The recorded output ends where it ended; what ended it plays no part here.
     trace = decode(recorded, drafter, prompt, max_new_tokens=max_new_tokens, eos_ids=_ends(job, max_new_tokens))
@@ -117,6 +114,19 @@ def replayed(
         if (mine.position, mine.drafted, mine.accepted) != (theirs.position, theirs.drafted, theirs.accepted):
             return min(mine.position, theirs.position)
     return -1 if len(trace.steps) == len(job.passes) else len(job.output_ids)
+
+
+class _SameBudget(RecordedTarget):
+    """A recorded target that offers the drafts the room that the torch target had: query budget and context left."""
+
+    def __init__(self, target: TorchTarget, prompt_tokens: int) -> None:
+        super().__init__(target.vocab_size, target.eos_ids)
+        self._most = target.spec.max_queries - 1
+        self._context = target.context_limit - prompt_tokens
+
+    @property
+    def max_nodes(self) -> int:  # type: ignore[override]
+        return max(0, min(self._most, self._context - self._at))
 
 
 def plain(length: int) -> list[PassShape]:
@@ -231,8 +241,7 @@ def _replay_rows(target: TorchTarget, spec: GuardSpec, job: GuardJob, prompt: Se
     reads_logits = registry.find(arm.drafter).top_k > 0
     if reads_logits or arm.cache == "carried" or target.spec.kv_repair == "refeed":
         return []
-    nodes = target.spec.max_queries - 1
-    where = replayed(target, arm, prompt, job, spec.max_new_tokens, nodes)
+    where = replayed(target, arm, prompt, job, spec.max_new_tokens)
     return [_row("replay", job, where, len(job.passes), "spec")]
 
 
