@@ -1,0 +1,274 @@
+"""Bundles, and what the head is told to run; Ray's job server is a stand-in here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fakehead import FakeHead
+
+from dfbench.cluster import bundle, processes, remote, sweep_file
+from dfbench.cluster.remote import SubmitOptions
+from dfbench.errors import ClusterError, SweepError
+
+SWEEP = """\
+name: mine
+target: recorded
+workloads: [{name: w, file: FILE}]
+arms: [ar, pld]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., Any]:
+    """A sweep over one file of rows, which may be called anything."""
+
+    def make(name: str = "rows.jsonl", folder: str = "a", rows: int = 2) -> Any:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        row = {"workload": "w", "prompt_id": "p", "prompt_ids": [1], "output_ids": [2, 3]}
+        (tmp_path / folder / name).write_text(
+            "".join(json.dumps({**row, "prompt_id": f"p{i}"}) + "\n" for i in range(rows))
+        )
+        path = tmp_path / folder / "sweep.yaml"
+        path.write_text(SWEEP.replace("FILE", json.dumps(name)))
+        return sweep_file.load(str(path))
+
+    return make
+
+
+def packed(sweep: Any, folder: Path) -> str:
+    folder.mkdir()
+    return bundle.pack(sweep, folder)
+
+
+def test_a_bundle_is_a_sweep_that_loads_elsewhere(sweep: Callable[..., Any], tmp_path: Path) -> None:
+    packed(sweep(), tmp_path / "out")
+    again = sweep_file.load(str(tmp_path / "out" / "sweep.yaml"))
+    (workload,) = again.workloads
+    assert Path(workload.file).parent == tmp_path / "out" / "files"
+    assert Path(workload.file).read_bytes() == (tmp_path / "a" / "rows.jsonl").read_bytes()
+    assert [arm.name for arm in again.arms] == ["ar", "pld"]
+
+
+def test_the_same_content_is_the_same_bundle_wherever_it_lies(sweep: Callable[..., Any], tmp_path: Path) -> None:
+    first = packed(sweep(), tmp_path / "1")
+    assert packed(sweep(folder="b"), tmp_path / "2") == first
+    assert packed(sweep(folder="c", rows=3), tmp_path / "3") != first
+
+
+@pytest.mark.parametrize("name", ["..sneaky.jsonl", "a b;rm -rf.jsonl", "ünïcode.jsonl", "x" * 200 + ".jsonl"])
+def test_file_names_lead_nowhere(sweep: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    packed(sweep(name=name), tmp_path / "out")
+    (copy,) = (tmp_path / "out" / "files").iterdir()
+    assert set(copy.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert copy.name[0] != "." and len(copy.name) < 100
+
+
+def test_files_of_drafters_travel_too(tmp_path: Path) -> None:
+    table = tmp_path / "table.bin"
+    table.write_bytes(b"a table")
+    drafter = next((name for name in ("cacheback", "frozen", "suffix", "sam", "ngram") if _file_option(name)), None)
+    if drafter is None:
+        pytest.skip("no drafter reads a file")
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        f"name: t\ntarget: scripted\nworkloads: [w]\narms: [ar, {{name: f, drafter: {drafter}, "
+        f"{_file_option(drafter)}: table.bin}}]\n"
+    )
+    packed(sweep_file.load(str(path)), tmp_path / "out")
+    (copy,) = (tmp_path / "out" / "files").iterdir()
+    assert copy.read_bytes() == b"a table"
+
+
+def _file_option(drafter: str) -> str | None:
+    from dfbench.cluster.sweep import file_options
+    from dfbench.drafters import registry
+
+    return next(iter(file_options(drafter)), None) if drafter in registry.names() else None
+
+
+def test_a_file_that_is_gone_is_one_sentence(sweep: Callable[..., Any], tmp_path: Path) -> None:
+    gone = sweep()
+    (tmp_path / "a" / "rows.jsonl").unlink()
+    with pytest.raises(SweepError, match="cannot be sent to the head: No such file"):
+        packed(gone, tmp_path / "out")
+
+
+def test_a_bundle_has_a_limit(sweep: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "LIMIT", 100)
+    with pytest.raises(ClusterError, match="copy them to the head and submit there"):
+        packed(sweep(), tmp_path / "out")
+
+
+# --- Ray Jobs --------------------------------------------------------------------------------------------------------
+
+
+class Jobs:
+    """A job server that runs entrypoints in a shell at once, with a `dfbench` on its PATH that we wrote."""
+
+    def __init__(self, home: Path, dfbench: str) -> None:
+        self.home, self.jobs = home, {}
+        self.entrypoints: list[str] = []
+        self.headers: list[Any] = []
+        (home / "bin").mkdir(parents=True)
+        (home / "bin" / "dfbench").write_text(f"#!/bin/sh\n{dfbench}\n")
+        (home / "bin" / "dfbench").chmod(0o755)
+
+    def __call__(self, address: str, headers: Any) -> Jobs:
+        self.headers.append(headers)
+        return self
+
+    def submit_job(self, *, entrypoint: str, submission_id: str, runtime_env: dict[str, str] | None) -> str:
+        folder = (runtime_env or {}).get("working_dir", str(self.home))
+        environment = {
+            "PATH": f"{self.home / 'bin'}:{os.environ['PATH']}",
+            "DFBENCH_HOME": str(self.home / "dfbench"),
+            "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}",
+        }
+        done = subprocess.run(
+            ["/bin/sh", "-c", entrypoint], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        log = f"INFO setting up\n{done.stdout}Running entrypoint for job {submission_id}: {entrypoint}\n{done.stderr}"
+        self.entrypoints.append(entrypoint)
+        self.jobs[submission_id] = (done.returncode, log, entrypoint)
+        return submission_id
+
+    def get_job_info(self, job: str) -> Any:
+        code, _, entrypoint = self.jobs[job]
+        status = SimpleNamespace(is_terminal=lambda: True, value="SUCCEEDED" if code == 0 else "FAILED")
+        return SimpleNamespace(
+            status=status, driver_exit_code=code, message="", submission_id=job, entrypoint=entrypoint
+        )
+
+    def get_job_logs(self, job: str) -> str:
+        return self.jobs[job][1]
+
+
+@pytest.fixture
+def server(fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Jobs]:
+    """A job server behind the stand-in head; the script is its `dfbench`."""
+    import ray.job_submission
+
+    fake_head.keys[(b"dashboard", b"dashboard")] = b"10.0.0.1:8265"
+    monkeypatch.setattr(remote, "_POLL_S", (0.01, 0.01))
+    monkeypatch.setattr(processes, "raylets", lambda head, labelled=False: iter(()))
+
+    def make(dfbench: str) -> Jobs:
+        jobs = Jobs(tmp_path / "head", dfbench)
+        monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", jobs)
+        return jobs
+
+    return make
+
+
+def test_a_sweep_is_kept_on_the_head_and_submitted_there(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead, tmp_path: Path
+) -> None:
+    jobs = server('pwd; echo "$@"; ls "$(dirname "$2")"; env | grep RAY_JOB_CONFIG || echo no job env')
+    lines: list[str] = []
+    options = SubmitOptions(run="runs/x", new=True)
+    assert remote.submit(sweep(), fake_head.address, options, lines.append) == 0
+    name = bundle.pack(sweep(), _made(tmp_path / "again"))
+    assert lines[0] == str(tmp_path / "head" / "dfbench")
+    assert lines[1] == f"submit uploads/{name}/sweep.yaml --address auto --run runs/x --new"
+    assert lines[2:4] == ["files", "sweep.yaml"]
+    assert lines[4] == "no job env"
+    assert all(headers == {"Authorization": "Bearer secret"} for headers in jobs.headers)
+    assert "secret" not in "".join(jobs.entrypoints)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_sending_it_again_keeps_the_first_upload(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead, tmp_path: Path
+) -> None:
+    server("true")
+    for _ in range(2):
+        assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lambda _: None) == 0
+    assert len(list((tmp_path / "head" / "dfbench" / "uploads").iterdir())) == 1
+
+
+def test_the_heads_exit_status_and_words_are_ours(server: Callable[[str], Jobs], fake_head: FakeHead) -> None:
+    server("echo out; echo 'dfbench: no such run.' >&2; exit 2")
+    lines: list[str] = []
+    assert remote.command(["status", "nope"], fake_head.address, lines.append) == 2
+    assert lines == ["out", "dfbench: no such run."]
+
+
+def test_detached_says_how_to_come_back(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead
+) -> None:
+    server("echo never shown")
+    lines: list[str] = []
+    assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lines.append, detach=True) == 0
+    assert any("dfbench status --address" in line for line in lines)
+    assert not any("never shown" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "there"),
+    [
+        (["status", "--address", "h:1", "r"], ["status", "r"]),
+        (["sql", "--address=h:1", "select 'a b' from jobs; --"], ["sql", "select 'a b' from jobs; --"]),
+        (["retry", "r", "--kind", "oom", "--address", "h:1"], ["retry", "r", "--kind", "oom", "--address", "auto"]),
+    ],
+)
+def test_a_command_line_is_forwarded_word_by_word(
+    server: Callable[[str], Jobs], fake_head: FakeHead, argv: list[str], there: list[str]
+) -> None:
+    server('for word in "$@"; do echo "$word"; done')
+    lines: list[str] = []
+    assert remote.forward(argv, fake_head.address, lines.append) == 0
+    assert lines == there
+
+
+def test_a_name_from_the_command_line_is_no_shell_code(
+    server: Callable[[str], Jobs], fake_head: FakeHead, tmp_path: Path
+) -> None:
+    server("true")
+    remote.command(["status", f"$(touch {tmp_path}/owned); touch {tmp_path}/owned"], fake_head.address, lambda _: None)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_the_head_drives_only_for_strangers(fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "raylets", lambda head, labelled=False: iter(()))
+    assert remote.needed(fake_head.address)
+    port = fake_head.address.rpartition(":")[2]
+    monkeypatch.setattr(
+        processes, "raylets", lambda head, labelled=False: iter([] if head else [(None, f"10.0.0.1:{port}")])
+    )
+    assert not remote.needed(fake_head.address)
+    assert not remote.needed("auto")
+    assert not remote.needed("local")
+
+
+def test_detaching_needs_a_cluster(sweep: Callable[..., Any]) -> None:
+    with pytest.raises(ClusterError, match="name its head with --address"):
+        remote.submit(sweep(), "local", SubmitOptions(), lambda _: None, detach=True)
+
+
+def test_another_dfbench_on_the_head_is_refused(sweep: Callable[..., Any], fake_head: FakeHead) -> None:
+    fake_head.keys[(b"dashboard", b"dashboard")] = b"10.0.0.1:8265"
+    fake_head.nodes[0].labels["dfbench/dfbench"] = "9.9.9"
+    with pytest.raises(ClusterError, match=r"here and 9\.9\.9 on the head: install"):
+        remote.submit(sweep(), fake_head.address, SubmitOptions(), lambda _: None)
+
+
+def test_a_head_without_a_dashboard_takes_no_jobs(sweep: Callable[..., Any], fake_head: FakeHead) -> None:
+    with pytest.raises(ClusterError, match="takes no jobs"):
+        remote.submit(sweep(), fake_head.address, SubmitOptions(), lambda _: None)
+
+
+def test_a_dashboard_out_of_reach_is_one_sentence(sweep: Callable[..., Any], fake_head: FakeHead) -> None:
+    fake_head.keys[(b"dashboard", b"dashboard")] = b"127.0.0.1:1"
+    with pytest.raises(ClusterError, match=r"dashboard at 127\.0\.0\.1:1 cannot be reached from here"):
+        remote.submit(sweep(), fake_head.address, SubmitOptions(), lambda _: None)
