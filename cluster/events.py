@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dfbench.cluster.ledger import now
+from dfbench.workers.redact import redact
 
 LOG_FOLDER = "log"
 
@@ -24,7 +25,7 @@ class Events:
     def event(self, name: str, **facts: Any) -> None:
         """One line in the driver's log."""
         with contextlib.suppress(OSError):
-            self._file.write(json.dumps({"at": now(), "event": name, **facts}, ensure_ascii=False) + "\n")
+            self._file.write(redact(json.dumps({"at": now(), "event": name, **facts}, ensure_ascii=False)) + "\n")
 
     def shard(self, shard_id: str, text: str) -> None:
         """A few lines in the shard's own log."""

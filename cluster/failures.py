@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ray import exceptions as ray_errors
 
+from dfbench.workers.redact import redact
+
 NODE_DEATH = ("node", "heartbeat", "raylet", "sigterm", "preempt")
 """Words with which Ray says that the whole node went, not only the worker's process."""
 
@@ -37,4 +39,4 @@ def classify(error: BaseException) -> tuple[str, str]:
 def first_lines(error: BaseException, lines: int = 6, width: int = 800) -> str:
     """The informative start of an exception's text: Ray's own run over pages."""
     text = "\n".join(line.strip() for line in str(error).strip().splitlines()[:lines] if line.strip())
-    return f"{type(error).__name__}: {text}"[:width]
+    return redact(f"{type(error).__name__}: {text}")[:width]
