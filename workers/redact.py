@@ -10,11 +10,12 @@ HIDDEN = "[hidden]"
 _NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _SHORTEST = 8
 """Values of variables shorter than this are words such as "token", not secrets."""
+_SECRET_QUERY = r"(?:token|secret|signature|password|key|credential|sig)"
 _PATTERNS = (
     # user:password@ in a URL, or a lone token there
-    (re.compile(r"(?<=://)[^/\s@"']+(?=@)"), HIDDEN),
+    (re.compile(r"""(?<=://)[^/\s@"']+(?=@)"""), HIDDEN),
     # ?token=… and the like in a URL
-    (re.compile(r"(?i)([?&;](?:[\w.-]*(?:token|secret|signature|password|key|credential|sig))=)[^&\s#\"']+"), rf"\1{HIDDEN}"),
+    (re.compile(rf"""(?i)([?&;][\w.-]*{_SECRET_QUERY}=)[^&\s#"']+"""), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {HIDDEN}"),
     # Tokens that their issuers made recognisable: Hugging Face, OpenAI and its like, GitHub, AWS, Slack
     (re.compile(r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|AKIA|xox[abpr]-)[\w-]{12,}"), HIDDEN),
