@@ -19,11 +19,13 @@ ENTRY_POINT_GROUP = "dfbench.drafters"
 BUILT_IN = {
     "ar": "dfbench.drafters.ar:Autoregressive",
     "pld": "dfbench.drafters.pld:PromptLookup",
+    "hf-pld": "dfbench.drafters.hf_pld:HfPromptLookup",
     "cacheback": "dfbench.drafters.cacheback:Cacheback",
     "recycling": "dfbench.drafters.recycling:TokenRecycling",
     "sam": "dfbench.drafters.sam:SamDecoding",
     "suffix": "dfbench.drafters.suffix:Suffix",
     "ngram-cache": "dfbench.drafters.ngram_cache:NgramCache",
+    "ngram-trie": "dfbench.drafters.ngram_trie:NgramTrie",
 }
 
 
