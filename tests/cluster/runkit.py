@@ -58,7 +58,8 @@ def work(ledger: Ledger, limit: int = 10**6, worker: Worker | None = None) -> li
     """Run what is left of a run in this process, as a worker would: no driver, no Ray, nothing committed."""
     if worker is None:
         worker = Worker(ledger.run.target, "here")
-        worker.load()
+        ready = worker.load()
+        ledger.add_worker(worker.worker_id, "here", ready.facts.device, ready.info)
     reader = ShardReader(ledger.run_dir, ledger.run)
     finished = []
     for row in ledger.pending(limit):
