@@ -26,7 +26,8 @@ from dfbench.errors import Cancelled, DfbenchError
 from dfbench.workers import provenance
 from dfbench.workers.faults import reach
 from dfbench.workers.loop import Trace, decode
-from dfbench.workers.records import JobRows, WorkerFacts, job_row, outcome_row, tables
+from dfbench.workers.records import CALIBRATION, JobRows, WorkerFacts, job_row, outcome_row, tables
+from dfbench.workers.redact import redact
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 from dfbench.workers.target import RecordedTarget, ScriptedTarget, Target, scripted_rule
 
@@ -137,6 +138,15 @@ class Worker:
         self._facts = provenance.record_facts(info, self.worker_id)
         return Ready(self._facts, frozenset(target.eos_ids), info)
 
+    def calibrate(self, run_id: str) -> pa.Table:
+        """What passes cost here: rows of `calibration`, in a few seconds; none for a target without a model."""
+        target, facts = self._target, self._facts
+        if target is None or facts is None or target.kind != "torch":
+            return CALIBRATION.empty_table()
+        from dfbench.workers import calibrate
+
+        return calibrate.calibrate(target, facts, calibrate.SHORT, run_id)  # type: ignore[arg-type]
+
     def pulse(self) -> Pulse:
         """Where this worker is. Safe to call while a job runs, from another thread."""
         running = self._running
@@ -246,10 +256,11 @@ class Worker:
         eos_ids = frozenset() if shard.ignore_eos else target.eos_ids
         began_at = time.time_ns() // 1000
         reach("worker.job")
+        run = decode
+        if getattr(drafter, "generates", False) and target.kind == "torch":
+            from dfbench.workers.hf import hf_run as run  # type: ignore[assignment]
         with _gc_frozen(), _watched(self._monitor) as seen:
-            decode(
-                target, drafter, prompt.prompt_ids, max_new_tokens=shard.max_new_tokens, eos_ids=eos_ids, trace=trace
-            )
+            run(target, drafter, prompt.prompt_ids, max_new_tokens=shard.max_new_tokens, eos_ids=eos_ids, trace=trace)
         row = job_row(shard, job, arm, prompt, self.spec, facts, began_at=began_at, warmup=warmup)
         row |= outcome_row(trace, timed=target.timed, **seen)
         return JobRows(row, trace, target.timed)
@@ -408,9 +419,10 @@ def failure_kind(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
+    """An exception as the ledger keeps it: its message and where it came from, without secrets."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     tail = "".join(lines[-4:])[-2000:]
-    return f"{type(error).__name__}: {error}\n{tail}".strip()
+    return redact(f"{type(error).__name__}: {error}\n{tail}".strip())
 
 
 def _outcome(job: JobSpec, kind: str = "", message: str = "") -> JobOutcome:

@@ -89,7 +89,7 @@ class TorchTarget:
         self.cache_argument = _cache_argument(model)
         self._masks = Masks(self.device, model.dtype, _MASKED.get(self.attention, False), spec.max_queries)
         self._positions = torch.arange(self.context_limit, device=self.device)[None]
-        self._timer: ForwardTimer = forward_timer(self.device)
+        self.timer: ForwardTimer = forward_timer(self.device)
         self._top_two = TopTwo(self.device)
         self._cache: DynamicCache | None = None
         self._past = 0
@@ -141,6 +141,14 @@ class TorchTarget:
         """Top two logits of every token since prefill, copied from the device in one go."""
         return self._top_two.read()
 
+    @torch.inference_mode()
+    def probe(self, draft: Draft) -> int:
+        """Forward time, ns, of a pass that leaves no trace: for calibration."""
+        verdict = self.verify(draft)
+        if self._cache is not None:
+            self._cache.crop(-(len(self._pending) + self._nodes))
+        return verdict.forward_ns
+
     def next_turn(self, prompt: PromptSpec, answer: Sequence[int], enable_thinking: bool = False) -> PromptSpec:
         """The conversation's next prompt, which holds AR's answer to this one."""
         return models.next_turn(prompt, answer, self.tokenizer, enable_thinking)
@@ -148,7 +156,7 @@ class TorchTarget:
     def _pass(self, draft: Draft) -> Verdict:
         fed = len(self._pending)
         inputs = self._inputs(draft)
-        timer = self._timer
+        timer = self.timer
         timer.begin()
         logits = self.model(**inputs).logits
         timer.end()
@@ -167,7 +175,7 @@ class TorchTarget:
         tokens = [*self._pending, *draft.tokens]
         fed = len(tokens)
         inputs: dict[str, Any] = {
-            "input_ids": self._timer.upload(tokens),
+            "input_ids": self.timer.upload(tokens),
             "use_cache": not self._recompute,
             "logits_to_keep": len(draft.tokens) + 1,
         }
@@ -180,7 +188,7 @@ class TorchTarget:
                 )
             inputs["attention_mask"] = self._masks.tree(past, draft.parents, lead)
             at = offsets(draft.depths(), lead)
-            inputs["position_ids"] = self._timer.upload([past + offset for offset in at])
+            inputs["position_ids"] = self.timer.upload([past + offset for offset in at])
         elif past:
             inputs["position_ids"] = self._positions[:, past : past + fed]
             if fed > 1 and self.attention in _MASKED:

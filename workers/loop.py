@@ -37,6 +37,7 @@ class Trace:
     """What one job did; filled while it runs, so that another thread can see it move or tell it to stop.
 
     `start_ns` is the drafter's work on the prompt, `prefill_ns` the target's, `decode_ns` everything after.
+    `wall_only`: another project's loop ran it; there are no steps, and `decode_ns` is the time of the whole job.
     """
 
     output: list[int] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Trace:
     decode_ns: int = 0
     evidence: Evidence | None = None
     stop: bool = False
+    wall_only: bool = False
 
     @property
     def wall_ns(self) -> int:

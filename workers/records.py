@@ -216,11 +216,12 @@ def outcome_row(
     trace: Trace, *, timed: bool = True, throttled: bool | None = None, telemetry: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The columns of `jobs` that are known once a job has run."""
+    phases = timed and not trace.wall_only
     return {
         "finish_reason": trace.finish_reason,
-        "start_ns": trace.start_ns if timed else None,
-        "prefill_ns": trace.prefill_ns if timed else None,
-        "decode_ns": trace.decode_ns if timed else None,
+        "start_ns": trace.start_ns if phases else None,
+        "prefill_ns": trace.prefill_ns if phases else None,
+        "decode_ns": trace.decode_ns if phases else None,
         "wall_ns": trace.wall_ns if timed else None,
         "repetition": repetition(trace.output),
         "output_ids": trace.output,
