@@ -14,8 +14,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dfbench.drafters.base import EMPTY, Draft, Drafter, DrafterContext, Options, Verified, check_prompt
+from dfbench.drafters.ngram_index import NgramIndex
 
-Table = dict[tuple[int, ...], int]
+OUTPUT_ROOM = 2048
+"""Output tokens for which the index need not grow, so that no step pays for it."""
 
 
 class PldOptions(Options):
@@ -39,7 +41,7 @@ class PldOptions(Options):
 
 
 class PromptLookup(Drafter):
-    """Longest n-gram first; for each length one table from n-gram to the position after the occurrence to copy."""
+    """One index a request, and what is copied from the occurrence that it finds."""
 
     name = "pld"
     summary = "Prompt lookup: copies what followed an earlier occurrence of the last tokens (Saxena 2023)."
@@ -61,17 +63,24 @@ class PromptLookup(Drafter):
 
     def __init__(self, options: PldOptions, context: DrafterContext) -> None:
         super().__init__(options, context)
-        self._recent = options.match == "recent"
         self._eos = context.eos_ids if options.stop_at_eos else frozenset()
-        self._draft_len = options.draft_len
+        self._lengths = range(options.max_ngram, options.min_ngram - 1, -1)
         self.reset()
 
     def reset(self) -> None:
         """Forget the request."""
-        self._seq: list[int] = []
-        self._tables: list[tuple[int, int, Table]] = [
-            (n, self._delay(n), {}) for n in range(self.options.max_ngram, self.options.min_ngram - 1, -1)
-        ]
+        self._begin(())
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Index the prompt."""
+        check_prompt(prompt, self.context)
+        self._begin(prompt)
+
+    def _begin(self, tokens: Sequence[int]) -> None:
+        delays = [self._delay(n) for n in self._lengths]
+        self._seq = list(tokens)
+        self._index = NgramIndex(self._lengths, delays, self.options.match == "recent", len(tokens) + OUTPUT_ROOM)
+        self._index.read(tokens)
 
     def _delay(self, n: int) -> int:
         """How many tokens must follow an n-gram before it may be copied from.
@@ -81,45 +90,18 @@ class PromptLookup(Drafter):
         """
         return max(self.options.draft_len, n + 1) if self.options.full else 1
 
-    def start(self, prompt: Sequence[int]) -> None:
-        """Index the prompt, in bulk."""
-        check_prompt(prompt, self.context)
-        self.reset()
-        seq = self._seq = list(prompt)
-        for n, delay, table in self._tables:
-            count = len(seq) - delay - n + 1
-            if count <= 0:
-                continue
-            columns = [seq[i : i + count] for i in range(n)]
-            ends: Sequence[int] = range(n, n + count)
-            if not self._recent:  # the last write stays, so the earliest must come last
-                columns = [column[::-1] for column in columns]
-                ends = ends[::-1]
-            table.update(zip(zip(*columns, strict=True), ends, strict=True))
-
     def observe(self, emitted: Sequence[int], verified: Verified | None = None) -> None:
-        """Append the tokens; index each n-gram as soon as enough tokens follow it."""
-        seq, tables, recent = self._seq, self._tables, self._recent
-        for token in emitted:
-            seq.append(token)
-            length = len(seq)
-            for n, delay, table in tables:
-                end = length - delay
-                if end >= n:
-                    if recent:
-                        table[tuple(seq[end - n : end])] = end
-                    else:
-                        table.setdefault(tuple(seq[end - n : end]), end)
+        """Append the tokens; each n-gram is indexed as soon as enough tokens follow it."""
+        self._seq.extend(emitted)
+        self._index.read(emitted)
 
     def propose(self, budget: int) -> Draft:
         """What followed the longest suffix that occurred before."""
-        seq = self._seq
-        for n, _, table in self._tables:
-            end = table.get(tuple(seq[-n:]))
-            if end is not None:
-                draft = seq[end : end + min(self._draft_len, budget)]
-                return Draft(self._before_eos(draft) if self._eos else draft, None, n)
-        return EMPTY
+        n, end = self._index.n, self._index.end
+        if not n:
+            return EMPTY
+        draft = self._seq[end : end + min(self.options.draft_len, budget)]
+        return Draft(self._before_eos(draft) if self._eos else draft, None, n)
 
     def _before_eos(self, draft: list[int]) -> list[int]:
         """A continuation that starts with an end of text gives an empty draft: no shorter match is tried."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from restatements import prompt_lookup
 
 from dfbench.drafters.base import Drafter, DrafterContext
+from dfbench.drafters.ngram_index import NgramIndex
 from dfbench.drafters.registry import create, parse_options
 from dfbench.errors import OptionError
 
@@ -53,6 +54,19 @@ def test_equals_a_scan_of_the_whole_text(options: dict[str, Any], prompt: list[i
 def test_indexed_in_bulk_or_token_by_token(options: dict[str, Any], prompt: list[int], cut: int) -> None:
     cut = min(max(cut, 1), len(prompt))
     assert fed(options, prompt).propose(99) == fed(options, prompt[:cut], prompt[cut:]).propose(99)
+
+
+@given(prompt=texts, chunks=st.lists(texts, max_size=5))
+def test_the_index_grows_with_the_text(prompt: list[int], chunks: list[list[int]]) -> None:
+    """A room of one token: every chunk makes it move all that it knows."""
+    index = NgramIndex([3, 2, 1], [1, 1, 1], True, 1)
+    seq: list[int] = []
+    for chunk in [prompt, *chunks]:
+        index.read(chunk)
+        seq += chunk
+        found = prompt_lookup(seq, {"draft_len": 1000})
+        assert seq[index.end :] * bool(index.n) == found
+    assert index.nbytes() < 100 * len(seq) + 1000
 
 
 def test_published_defaults() -> None:
