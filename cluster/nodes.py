@@ -196,7 +196,10 @@ def _work_of(ledger: Ledger) -> dict[str, _Work]:
 def _set_aside(run_dir: Path) -> dict[str, str]:
     """The nodes that the driver at work has set aside, and why, from its log."""
     found: dict[str, str] = {}
-    with (run_dir / LOG_FOLDER / "driver.jsonl").open(encoding="utf-8") as log:
+    file = run_dir / LOG_FOLDER / "driver.jsonl"
+    if not file.is_file():
+        return found
+    with file.open(encoding="utf-8") as log:
         for line in log:
             if '"begin"' in line or '"node set aside"' in line:
                 event = json.loads(line)

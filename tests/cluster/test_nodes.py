@@ -1,0 +1,224 @@
+"""What `dfbench nodes` says of each node, from the head, Ray's readings and the ledgers of live runs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakehead import FakeHead
+from runkit import make_run
+from typer.testing import CliRunner
+
+from dfbench.cluster import cli, ledger, nodes, stack
+from dfbench.cluster.events import Events
+from dfbench.cluster.head import read_head
+from dfbench.cluster.ledger import Ledger, driver_lock
+from dfbench.cluster.nodes import NodeReport, report
+
+GB = 10**9
+
+
+def reading(node_id: str, **changes: Any) -> dict[str, Any]:
+    """What Ray's dashboard says of a healthy workstation with one card."""
+    card = {"index": 0, "name": "RTX 5090", "utilization_gpu": 0, "memory_used": 1024, "memory_total": 32768}
+    card |= {"temperature_c": 50, **changes.pop("gpu", {})}
+    return {
+        "mem": [64 * GB, 50 * GB, 20.0, 14 * GB],
+        "gpus": [card],
+        "disk": {"/": {"free": 100 * GB}},
+        "raylet": {"nodeId": node_id},
+        **changes,
+    }
+
+
+class Dashboard:
+    """Serves `summary` to whoever shows the token."""
+
+    def __init__(self) -> None:
+        self.summary: list[dict[str, Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                allowed = self.headers.get("Authorization") == "Bearer secret"
+                body = json.dumps({"data": {"summary": outer.summary}}).encode() if allowed else b"no"
+                self.send_response(200 if allowed else 401)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def dashboard(fake_head: FakeHead) -> Iterator[Dashboard]:
+    board = Dashboard()
+    fake_head.keys[(b"dashboard", b"dashboard")] = board.address.encode()
+    yield board
+    board.stop()
+
+
+@pytest.fixture
+def listed(fake_head: FakeHead, dashboard: Dashboard) -> Callable[..., NodeReport]:
+    """The report of the second node, which has these readings and labels."""
+
+    def make(runs: Path | None = None, labels: dict[str, str] | None = None, **changes: Any) -> NodeReport:
+        node_id = fake_head.add("10.0.0.2", labels=labels)
+        dashboard.summary = [reading(f"{1:056x}"), reading(node_id, **changes)]
+        return next(one for one in report(read_head(fake_head.address), runs) if one.node_id == node_id)
+
+    return make
+
+
+def test_a_healthy_node_has_everything_but_problems(listed: Callable[..., NodeReport]) -> None:
+    one = listed(labels={**stack.stack(), stack.DEVICE_LABEL: "NVIDIA_GeForce_RTX_5090"})
+    assert (one.name, one.role, one.state) == ("10.0.0.2", "node", "idle")
+    assert one.device == "NVIDIA_GeForce_RTX_5090"
+    assert (one.memory_free, one.memory_total) == (50 * GB, 64 * GB)
+    assert (one.device_memory_free, one.device_memory_total) == (31 * 2**30, 32 * 2**30)
+    assert one.versions == stack.stack()
+    assert one.problems == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"mem": [64 * GB, GB, 99.0, 63 * GB]}, "only 1.0 GB of memory are free"),
+        ({"disk": {"/": {"free": GB}}}, "only 1.0 GB are free on /"),
+        ({"gpu": {"temperature_c": 92}}, "GPU 0 is 92 °C hot"),
+        ({"gpu": {"utilization_gpu": 70}}, "GPU 0 is 70 % busy with something else"),
+        ({"labels": {}}, "started without dfbench's labels: leave and use `dfbench join`"),
+        (
+            {"labels": {**stack.stack(), "dfbench/torch": "9.9"}},
+            f"torch is 9.9 there and {stack.stack()['dfbench/torch']} on the head",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(listed: Callable[..., NodeReport], changes: dict[str, Any], problem: str) -> None:
+    assert listed(**changes).problems == [problem]
+
+
+def test_a_dead_node_is_last_and_says_why(fake_head: FakeHead, dashboard: Dashboard) -> None:
+    fake_head.add("10.0.0.9", alive=False)
+    fake_head.add("10.0.0.2")
+    found = report(read_head(fake_head.address))
+    assert [one.state for one in found] == ["idle", "idle", "dead"]
+    assert found[-1].problems == ["gone: missing too many heartbeats"]
+
+
+def test_a_node_that_came_back_is_listed_once(fake_head: FakeHead, dashboard: Dashboard) -> None:
+    fake_head.add("10.0.0.2", alive=False)
+    fake_head.add("10.0.0.2")
+    assert [(one.name, one.state) for one in report(read_head(fake_head.address))] == [
+        ("10.0.0.1", "idle"),
+        ("10.0.0.2", "idle"),
+    ]
+
+
+def test_without_a_dashboard_memory_is_unknown(fake_head: FakeHead) -> None:
+    (one,) = report(read_head(fake_head.address))
+    assert (one.memory_free, one.device_memory_free) == (None, None)
+    assert one.problems == ["no readings: Ray's dashboard has none of it yet"]
+
+
+# --- work ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    """A live run whose worker on 10.0.0.2 has done one shard in 10 s and works on another."""
+    run_dir = tmp_path / "runs" / "r"
+    with make_run(run_dir, 3) as book, driver_lock(run_dir):
+        Events(run_dir).close()
+        first, second = [row.shard_id for row in book.pending(2)]
+        book.add_worker("w1", "10.0.0.2", "RTX 5090", {})
+        with book.transaction() as db:
+            began = (datetime.now(UTC) - timedelta(seconds=10)).isoformat(timespec="milliseconds")
+            db.execute("update workers set joined_at = ?", (began,))
+            db.execute("update shards set state = 'done', worker_id = 'w1' where shard_id = ?", (first,))
+            db.execute("update jobs set state = 'done' where shard_id = ?", (first,))
+        book.set_running({second: "w1"})
+        yield run_dir
+
+
+def test_a_busy_node_shows_its_shard_and_rate(listed: Callable[..., NodeReport], run: Path) -> None:
+    one = listed(run.parent)
+    with Ledger.open(run, readonly=True) as book:
+        (shard,) = book.running()
+        done = book.counts().done
+    assert (one.state, one.shards) == ("busy", [shard])
+    assert one.rate is not None and 0.3 * done / 10 < one.rate <= done / 10
+    assert one.problems == []
+
+
+def test_a_card_that_works_for_us_is_not_busy_with_something_else(listed: Callable[..., NodeReport], run: Path) -> None:
+    assert listed(run.parent, gpu={"utilization_gpu": 99}).problems == []
+
+
+def test_a_node_that_the_driver_set_aside_says_so(listed: Callable[..., NodeReport], run: Path) -> None:
+    log = Events(run)
+    log.event("node set aside", node="10.0.0.2", reason="an older driver's opinion")
+    log.event("begin", left=3)
+    log.event("node set aside", node="10.0.0.2", reason="3 failures in a row")
+    log.close()
+    assert listed(run.parent).problems == ["set aside by the driver: 3 failures in a row"]
+
+
+def test_a_run_without_a_driver_says_nothing(
+    listed: Callable[..., NodeReport], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "driver_alive", lambda run_dir: False)
+    one = listed(run.parent)
+    assert (one.state, one.shards, one.rate) == ("idle", [], None)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_and_fails_when_something_is_wrong(
+    fake_head: FakeHead, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    dashboard.summary = [reading(f"{1:056x}")]
+    command = ["nodes", "--address", fake_head.address, "--runs", str(tmp_path)]
+    fine = CliRunner().invoke(cli.app, command)
+    assert fine.exit_code == 0, fine.output
+    assert "10.0.0.1" in fine.output and "50.0 of 64.0 GB" in fine.output
+    assert f"versions: {', '.join(stack.phrases(stack.stack()))}" in fine.output
+    fake_head.add("10.0.0.9", alive=False)
+    wrong = CliRunner().invoke(cli.app, command)
+    assert wrong.exit_code == 1
+    assert "10.0.0.9: gone: missing too many heartbeats" in wrong.output
+
+
+def test_the_command_speaks_json(fake_head: FakeHead, dashboard: Dashboard) -> None:
+    dashboard.summary = [reading(f"{1:056x}")]
+    done = CliRunner().invoke(cli.app, ["nodes", "--address", fake_head.address, "--format", "json"])
+    document = json.loads(done.stdout)
+    assert (document["open"], document["warnings"]) == (False, [])
+    assert document["nodes"][0]["memory_free"] == 50 * GB
+
+
+def test_labels_and_announcements(fake_head: FakeHead) -> None:
+    done = CliRunner().invoke(cli.app, ["nodes", "--labels"])
+    assert f"dfbench/torch={stack.stack()['dfbench/torch']}" in done.output
+    fake_head.nodes[0].labels.clear()
+    assert CliRunner().invoke(cli.app, ["nodes", "--announce", "--address", fake_head.address]).exit_code == 0
+    assert read_head(fake_head.address).announced == stack.stack()
+
+
+def test_the_ledger_tells_times_that_can_be_read_back() -> None:
+    assert abs((nodes._time(ledger.now()) - datetime.now(UTC)).total_seconds()) < 5
