@@ -33,12 +33,14 @@ class Draft(NamedTuple):
     than i. `parents is None` says that the draft is a chain: node i's parent is node i - 1.
     `match_len` and `score` say why: the length of the match it was copied from, and the number of tokens
     that the drafter expects to be accepted (None where the method has no such estimate).
+    `chances[i]`, where the method knows: its estimate that node i and all nodes above it are accepted.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     match_len: int = 0
     score: float | None = None
+    chances: Sequence[float] | None = None
 
     def depths(self) -> list[int]:
         """Depth of every node; children of the root have depth 1."""
@@ -52,13 +54,17 @@ class Draft(NamedTuple):
     def cut(self, depth: int) -> Draft:
         """The same draft without the nodes deeper than `depth`; the order of what stays is kept."""
         if self.parents is None:
-            return self if len(self.tokens) <= depth else self._replace(tokens=self.tokens[: max(depth, 0)])
+            return self if len(self.tokens) <= depth else self._keep(range(max(depth, 0)), None)
         depths = self.depths()
         if not depths or max(depths) <= depth:
             return self
         kept = [i for i, d in enumerate(depths) if d <= depth]
         place = {-1: -1} | {old: new for new, old in enumerate(kept)}
-        return self._replace(tokens=[self.tokens[i] for i in kept], parents=[place[self.parents[i]] for i in kept])
+        return self._keep(kept, [place[self.parents[i]] for i in kept])
+
+    def _keep(self, kept: Sequence[int], parents: Sequence[int] | None) -> Draft:
+        chances = None if self.chances is None else [self.chances[i] for i in kept]
+        return self._replace(tokens=[self.tokens[i] for i in kept], parents=parents, chances=chances)
 
     def check(self, budget: int, vocab_size: int) -> None:
         """Raise DraftError unless the draft fits the budget, the vocabulary and the order of parents."""

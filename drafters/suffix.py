@@ -62,6 +62,7 @@ class Suffix(Drafter):
         self._limits = np.asarray([max(0, int(nodes)) for nodes in wanted], np.int32)
         self._min_prob = np.float32(options.min_prob)
         self._out = np.empty((2, options.max_draft), np.int32)
+        self._chances = np.empty(options.max_draft, np.float32)
         self._buffer = np.empty(64, np.int32)
         self.reset()
 
@@ -121,15 +122,16 @@ class Suffix(Drafter):
     def _draft(self, counts: SuffixCounts, state: int, length: int, budget: int) -> Draft:
         """The best draft from these counts; the match leaves out at least the first token of the text."""
         size, match, score = self._speculate(
-            counts.states, counts.edges, self._limits, self._out, state, min(length, self._length - 1), budget,
+            counts.states, counts.edges, self._limits, self._out, self._chances, state, min(length, self._length - 1), budget,
             self._min_prob,
         )  # fmt: skip
         if not size:
             return EMPTY
+        chances = self._chances[:size].tolist()
         if self._tree:
             tokens, parents = self._out[:, :size].tolist()
-            return Draft(tokens, parents, match, score)
-        return Draft(self._out[0, :size].tolist(), None, match, score)
+            return Draft(tokens, parents, match, score, chances)
+        return Draft(self._out[0, :size].tolist(), None, match, score, chances)
 
     def _follow(self, state: int, length: int, tokens: np.ndarray, count: int) -> tuple[int, int]:
         shared = self._shared
@@ -159,7 +161,7 @@ class Suffix(Drafter):
 
 
 @njit(cache=True, nogil=True)
-def speculate_chain(states, edges, limits, out, state, length, budget, min_prob):  # type: ignore[no-untyped-def]
+def speculate_chain(states, edges, limits, out, chances, state, length, budget, min_prob):  # type: ignore[no-untyped-def]
     """The best path over all matches of at most `length` tokens; (size, match length, score), tokens in out[0].
 
     `limits[m]` is the most nodes that a match of m tokens may draft. Longest match first, so that a shorter one must
@@ -171,15 +173,15 @@ def speculate_chain(states, edges, limits, out, state, length, budget, min_prob)
         state = holder(states, state, match)
         limit = min(budget, limits[match], depth - match)
         if limit > best and states[state, HEAD] >= 0 and states[state, COUNT] > 0:
-            _, score = walk(states, edges, state, limit, min_prob, out)
+            _, score = walk(states, edges, state, limit, min_prob, out, chances)
             if score > best:
                 best, best_state, best_match, best_limit = score, state, match, limit
-    size, _ = walk(states, edges, best_state, best_limit, min_prob, out)
+    size, _ = walk(states, edges, best_state, best_limit, min_prob, out, chances)
     return size, best_match, float(best)
 
 
 @njit(cache=True, nogil=True)
-def walk(states, edges, state, limit, min_prob, out):  # type: ignore[no-untyped-def]
+def walk(states, edges, state, limit, min_prob, out, chances):  # type: ignore[no-untyped-def]
     """Follow the likeliest continuations; fills out[0], returns (length, sum of path probabilities)."""
     probability, score, size = np.float32(1), np.float32(0), 0
     while size < limit:
@@ -191,13 +193,13 @@ def walk(states, edges, state, limit, min_prob, out):  # type: ignore[no-untyped
         probability *= np.float32(count) / np.float32(states[state, COUNT])
         if probability < min_prob or count == 0:
             break
-        out[0, size] = edges[edge, TOKEN]
+        out[0, size], chances[size] = edges[edge, TOKEN], probability
         size, score, state = size + 1, score + probability, target
     return size, score
 
 
 @njit(cache=True, nogil=True)
-def speculate_tree(states, edges, limits, out, state, length, budget, min_prob):  # type: ignore[no-untyped-def]
+def speculate_tree(states, edges, limits, out, chances, state, length, budget, min_prob):  # type: ignore[no-untyped-def]
     """As `speculate_chain`, with the likeliest nodes of the tree below a match; parents in out[1]."""
     depth = len(limits)
     most = min(budget, limits.max())
@@ -209,15 +211,15 @@ def speculate_tree(states, edges, limits, out, state, length, budget, min_prob):
         state = holder(states, state, match)
         limit = min(budget, limits[match])
         if limit > best and states[state, HEAD] >= 0 and states[state, COUNT] > 0:
-            _, score = spread(states, edges, state, limit, depth - match, min_prob, out, heap)
+            _, score = spread(states, edges, state, limit, depth - match, min_prob, out, chances, heap)
             if score > best:
                 best, best_state, best_match, best_limit = score, state, match, limit
-    size, _ = spread(states, edges, best_state, best_limit, depth - best_match, min_prob, out, heap)
+    size, _ = spread(states, edges, best_state, best_limit, depth - best_match, min_prob, out, chances, heap)
     return size, best_match, float(best)
 
 
 @njit(cache=True, nogil=True)
-def spread(states, edges, state, limit, room, min_prob, out, heap):  # type: ignore[no-untyped-def]
+def spread(states, edges, state, limit, room, min_prob, out, chances, heap):  # type: ignore[no-untyped-def]
     """The `limit` likeliest nodes at most `room` below a state, best first; fills out, returns (size, score).
 
     Rows that wait: probability, edge, parent, depth. Of equals the one that came first leaves first.
@@ -232,6 +234,7 @@ def spread(states, edges, state, limit, room, min_prob, out, heap):  # type: ign
                 top = i
         probability, edge, depth = np.float32(heap[top, 0]), int(heap[top, 1]), int(heap[top, 3])
         out[0, size], out[1, size] = edges[edge, TOKEN], int(heap[top, 2])
+        chances[size] = probability
         score += probability
         waiting -= 1
         for i in range(top, waiting):
