@@ -78,11 +78,12 @@ def prepare(source: Source, arms: list[Arm], options: ReplayOptions) -> Replay:
         _check_hashable(arms)
     name = options.name or f"replay-{safe_name(source.path)}"
     cap = options.max_new_tokens or (source.cap_of_jobs() if isinstance(source, RunSource) else UNLIMITED)
+    vocabulary = None if options.source.hash_ids else source.vocabulary
     base: dict[str, Any] = {
         "name": name,
         "target": "recorded",
         "model": {"id": source.label},
-        "recorded": {"vocab_size": _vocabulary(source), "eos_ids": sorted(_eos_ids(source))},
+        "recorded": {"vocab_size": vocabulary, "eos_ids": sorted(source.eos_ids)},
         "workloads": [{"name": "source", "file": str(source.path)}],
         "arms": ["ar"],
         "max_new_tokens": cap,
@@ -143,15 +144,6 @@ def _check_hashable(arms: list[Arm]) -> None:
     for arm in arms:
         if any("frozen" in key and value for key, value in arm.options.items()):
             raise OptionError(f"arm '{arm.name}' reads a table of real token ids: leave out --hash-ids, or that arm.")
-
-
-def _vocabulary(source: Source) -> int | None:
-    known = source.vocab_size if isinstance(source, RunSource) else source.tokens.vocab_size
-    return None if source.options.hash_ids or known >= 2**31 - 1 else known
-
-
-def _eos_ids(source: Source) -> frozenset[int]:
-    return source.eos_ids if isinstance(source, RunSource) else source.tokens.eos_ids
 
 
 def _sha(source: Source, sweep: Sweep, options: ReplayOptions) -> str:

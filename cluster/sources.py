@@ -18,7 +18,7 @@ from dfbench.cluster import sources_formats as formats
 from dfbench.cluster.sources_batch import BatchJoin
 from dfbench.cluster.sources_files import Document, Fault, documents, find_files
 from dfbench.cluster.sources_formats import Exchange, Skip
-from dfbench.cluster.sources_tokens import Tokens
+from dfbench.cluster.sources_tokens import MAX_ID, Tokens
 from dfbench.errors import WorkloadError
 
 EXAMPLES = 3
@@ -132,6 +132,16 @@ class LogSource:
         self.tokens = Tokens(options.tokenizer, options.vocab_size, options.enable_thinking)
         self._workload = _clean(options.workload) if options.workload else safe_name(path)
         self._names: set[int] = set()
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Size of the vocabulary, where it is known."""
+        return self.tokens.vocab_size if self.tokens.vocab_size < MAX_ID else None
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end an output, where the tokenizer tells."""
+        return self.tokens.eos_ids
 
     @property
     def label(self) -> str:

@@ -17,13 +17,14 @@ import zstandard
 
 CHUNK = 1 << 20
 _BITE = 1 << 12
+_LOOK_AHEAD = 1 << 16
 MAX_DOCUMENT = 1 << 28
 """Bytes of one line or array element; a longer one is reported and skipped."""
 
 _GZIP, _ZSTD, _UTF8_BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
-# A bracket, or a string as far as this buffer holds it; what of a string follows in the next buffer.
-_STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\]]', re.DOTALL)
-_REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+# A bracket, or a string as far as this buffer holds it; the group is the quote that ends it.
+_STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(")?|[{}\[\]]', re.DOTALL)
+_REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+(")?', re.DOTALL)
 
 
 class Document(NamedTuple):
@@ -78,12 +79,11 @@ class _Stream:
             return b""
 
     def first_line(self) -> bytes:
-        """What the first chunk holds of the first line that is not empty; consumes only what precedes it."""
+        """The beginning of the first line that is not empty; consumes only what precedes it."""
         head = self.read()
-        head = head.removeprefix(_UTF8_BOM)
-        while head and not head.strip():
-            head = self.read()
-        self._ahead = head
+        while (not head.strip() or b"\n" not in head) and len(head) < _LOOK_AHEAD and (more := self.read()):
+            head += more
+        self._ahead = head = head.removeprefix(_UTF8_BOM)
         return head.lstrip().split(b"\n", 1)[0].rstrip()
 
 
@@ -202,10 +202,9 @@ class _Scanner:
     def feed(self, more: bytes) -> Iterator[Document | Fault]:
         """What is complete now that `more` has arrived."""
         self.buffer, self.at, self.keep = self.buffer[self.keep :] + more, self.at - self.keep, 0
-        if self.in_string:
-            rest = _REST_OF_STRING.match(self.buffer, self.at)
-            self.at = rest.end() if rest else self.at
-            self.in_string = not (rest and rest[0].endswith(b'"'))
+        if self.in_string and (rest := _REST_OF_STRING.match(self.buffer, self.at)):
+            self.at = rest.end()
+            self.in_string = rest[1] is None
         if self.in_string:
             return
         for match in _STRUCTURE.finditer(self.buffer, self.at):
@@ -215,7 +214,7 @@ class _Scanner:
                 yield from self._open(match.start())
             elif token in (b"}", b"]"):
                 yield from self._close(match.end())
-            elif token == b'"' or not token.endswith(b'"'):
+            elif match[1] is None:
                 self.in_string = True
                 return
         self.at = len(self.buffer)

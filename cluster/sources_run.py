@@ -39,7 +39,7 @@ class RunSource:
                 f"{run_dir} has no AR arm whose outputs could be replayed: add the arm `ar` and run it again."
             )
         known = next((f for f in facts if f.get("vocab_size")), {})
-        self.vocab_size: int = options.vocab_size or known.get("vocab_size") or 2**31 - 1
+        self.vocabulary: int | None = options.vocab_size or known.get("vocab_size")
         ends = next((f["eos_ids"] for f in facts if f.get("eos_ids")), [])
         self.eos_ids: frozenset[int] = frozenset() if self.run.ignore_eos else frozenset(ends)
 

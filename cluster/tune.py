@@ -136,7 +136,10 @@ def split(recordings: Sequence[Recording]) -> tuple[list[Recording], list[Record
 def grid() -> Iterator[Config]:
     """The built-in search space: every drafter that reads only tokens, and what each engine can run."""
     seen: set[str] = set()
+    known = set(registry.names())
     for drafter, given in _entries():
+        if drafter not in known:
+            continue
         options = registry.parse_options(drafter, given).model_dump(mode="json")
         config = Config(drafter, options, given)
         if (key := f"{drafter} {sorted(options.items())}") not in seen:
@@ -208,12 +211,13 @@ def tune(
     *,
     configs: Sequence[Config] | None = None,
     context: DrafterContext | None = None,
+    max_queries: int = 128,
     on_rung: Callable[[int, int, int], None] = lambda rung, configurations, prompts: None,
 ) -> Tuned:
     """Search, then report on prompts that the search never saw. `on_rung` is told how far it is."""
     tuning, held_out = split(recordings)
     candidates = list(grid()) if configs is None else list(configs)
-    evaluator = Evaluator(cost, context or DrafterContext())
+    evaluator = Evaluator(cost, context or DrafterContext(), max_queries)
     scores = [(config, Score()) for config in candidates]
     for rung, share in enumerate(RUNGS):
         prompts = tuning[: max(min(MIN_PROMPTS, len(tuning)), round(share * len(tuning)))]
