@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ def wanted(counts: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize(("group", "key"), [(group, key) for group in GROUPS for key in OWN[group]])
 def test_own_trace(group: str, key: str) -> None:
     assert count_steps(DATA / "own_trace.jsonl", key) == wanted(OWN[group][key])
+
+
+def test_own_files_are_what_their_rule_makes() -> None:
+    spec = spec_from_file_location("make_own", DATA / "make_own.py")
+    assert spec is not None and spec.loader is not None
+    make_own = module_from_spec(spec)
+    spec.loader.exec_module(make_own)
+    made = make_own.make_rows()
+    assert made == rows(DATA / "own_trace.jsonl")
+    assert make_own.make_counts(made) == OWN
 
 
 @pytest.mark.parametrize("key", PEERS)

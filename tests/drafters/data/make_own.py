@@ -86,10 +86,12 @@ def methods() -> dict[str, dict[str, Callable[[list[int]], Callable[[list[int], 
     }
 
 
-def main() -> None:
-    rows = [trace(workload, number) for workload in SHAPES for number in range(3)]
-    (HERE / "own_trace.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
-    counts: dict[str, Any] = {"about": (__doc__ or "").split("\n\n")[-1].replace("\n", " ").strip()}
+def make_rows() -> list[dict[str, Any]]:
+    return [trace(workload, number) for workload in SHAPES for number in range(3)]
+
+
+def make_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    counts: dict[str, Any] = {"about": " ".join((__doc__ or "").split("\n\n")[-1].split())}
     for group, named in methods().items():
         counts[group] = {}
         for name, begin in named.items():
@@ -97,7 +99,13 @@ def main() -> None:
             for row in rows:
                 found[row["workload"]] += steps(begin(row["prompt_ids"]), row["prompt_ids"], row["output_ids"])
             counts[group][name] = {workload: {"steps": count} for workload, count in found.items()}
-    (HERE / "own_steps.json").write_text(json.dumps(counts, indent=1) + "\n")
+    return counts
+
+
+def main() -> None:
+    rows = make_rows()
+    (HERE / "own_trace.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    (HERE / "own_steps.json").write_text(json.dumps(make_counts(rows), indent=1) + "\n")
 
 
 if __name__ == "__main__":
