@@ -10,11 +10,13 @@ import pyarrow as pa
 from dfbench.analysis import stats
 
 INTERVAL = "STRUCT(lo DOUBLE, hi DOUBLE)"
+FUNCTIONS = {"ratio_interval": "a, b", "ratio_of_ratios_interval": "a, b, c, d", "difference_interval": "a, b, c, d"}
+"""Names and arguments of the functions: lists with one entry a prompt."""
 _ARROW = pa.struct([("lo", pa.float64()), ("hi", pa.float64())])
 
 
 def register(con: duckdb.DuckDBPyConnection) -> None:
-    """Add `ratio_interval(list, list)` and `ratio_of_ratios_interval(list, list, list, list)` to a connection."""
+    """Add `ratio_interval(Σa/Σb)`, `ratio_of_ratios_interval` and `difference_interval` (of Σa/Σb and Σc/Σd)."""
 
     def ratio_interval(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.Array:
         return _by_row(stats.ratio_interval, a, b)
@@ -24,7 +26,11 @@ def register(con: duckdb.DuckDBPyConnection) -> None:
     ) -> pa.Array:
         return _by_row(stats.ratio_of_ratios_interval, a, b, c, d)
 
-    for function, arguments in ((ratio_interval, 2), (ratio_of_ratios_interval, 4)):
+    def difference_interval(a: pa.ChunkedArray, b: pa.ChunkedArray, c: pa.ChunkedArray, d: pa.ChunkedArray) -> pa.Array:
+        return _by_row(stats.difference_interval, a, b, c, d)
+
+    for function in (ratio_interval, ratio_of_ratios_interval, difference_interval):
+        arguments = FUNCTIONS[function.__name__].count(",") + 1
         con.create_function(
             function.__name__,
             function,  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dfbench.analysis.catalog import TYPES, views
-from dfbench.analysis.functions import INTERVAL
+from dfbench.analysis.functions import FUNCTIONS, INTERVAL
 from dfbench.analysis.rundir import RunDir, inspect, ledger_table
 from dfbench.analysis.schema import LEDGER
 from dfbench.analysis.store import quote, raw_views
@@ -32,7 +32,7 @@ def script(run: RunDir) -> str:
         parts.append(_literal(f"ledger_{name}", ledger_table(run.path, name, schema).to_pylist(), columns))
     problems = [dict(zip(("kind", "detail"), problem, strict=True)) for problem in run.problems]
     parts.append(_literal("problems", problems, dict.fromkeys(("kind", "detail"), "VARCHAR")))
-    for name, arguments in (("ratio_interval", "a, b"), ("ratio_of_ratios_interval", "a, b, c, d")):
+    for name, arguments in FUNCTIONS.items():
         parts.append(f"create or replace macro {name}({arguments}) as null::{INTERVAL};\n")
     parts += [view.sql for view in views()]
     return "\n".join(parts)

@@ -2,7 +2,7 @@
 -- columns: workload VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision VARCHAR, dtype VARCHAR, engine
 --   VARCHAR, stack VARCHAR, prompts BIGINT, tokens BIGINT (N), steps BIGINT (S), mat DOUBLE (ΣN / ΣS), mat_lo DOUBLE
 --   (95 %), mat_hi DOUBLE (95 %), mat_drafted DOUBLE (1 + ΣA / ΣD; drafted steps only), mat_mean_prompt DOUBLE (mean
---   over prompts of N / S), interval_note VARCHAR (why there is no interval)
+--   over prompts of N / S), interval_note VARCHAR (why there is no interval, or another kind)
 create or replace view mat as
 with units as (
     select
@@ -33,7 +33,8 @@ select
     mat_drafted, mat_mean_prompt,
     case
         when carried then 'a carried cache: prompts depend on each other'
-        when coalesce(units, 0) < 2 then 'fewer than two prompts'
+        when coalesce(units, 0) < 3 then 'fewer than three prompts'
+        when units < 5 then 'fewer than five prompts: Student''s t, not a bootstrap'
     end as interval_note
 from prompts
 left join units using (workload, arm, device, model, revision, dtype, engine, stack)

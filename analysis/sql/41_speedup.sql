@@ -3,7 +3,7 @@
 --   VARCHAR, stack VARCHAR, pairs BIGINT, pairs_left_out BIGINT (no AR job; untimed; or N = 0), speedup_decode DOUBLE
 --   (ΣAR's time / Σarm's time at AR's number of tokens), speedup_lo DOUBLE (95 %), speedup_hi DOUBLE (95 %),
 --   speedup_identical DOUBLE (over pairs with identical outputs), identical_pairs BIGINT, speedup_e2e DOUBLE (prefill
---   and drafter start-up included), interval_note VARCHAR (why there is no interval)
+--   and drafter start-up included), interval_note VARCHAR (why there is no interval, or another kind)
 create or replace view speedup as
 with units as (
     select
@@ -35,7 +35,8 @@ select
     case
         when pairs = 0 then 'no comparable pair'
         when carried then 'a carried cache: prompts depend on each other'
-        when units < 2 then 'fewer than two prompts'
+        when units < 3 then 'fewer than three prompts'
+        when units < 5 then 'fewer than five prompts: Student''s t, not a bootstrap'
     end as interval_note
 from prompts
 left join units using (workload, arm, device, model, revision, dtype, engine, stack)

@@ -1,0 +1,49 @@
+-- view (made once): order_effects: one cell and one place in the rotation of a prompt's arms; does it matter whether
+--   an arm ran first or last? A place whose interval leaves out 1 hints at drift (heat, clocks, neighbours).
+-- columns: workload VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision VARCHAR, dtype VARCHAR, engine
+--   VARCHAR, stack VARCHAR, arm_order INTEGER (from 0), jobs BIGINT, ms_per_token DOUBLE (mean, ms), speedup DOUBLE
+--   (pairs where the arm ran here), relative DOUBLE (this place's speedup / that of all other places), relative_lo
+--   DOUBLE (95 %), relative_hi DOUBLE (95 %)
+create or replace view order_effects as
+with places as (
+    select
+        workload, arm, device, model, revision, dtype, engine, stack, arm_order,
+        count(*) as jobs,
+        sum(decode_s) / sum(tokens) * 1e3 as ms_per_token,
+        sum(ar_decode_s) as ar_s,
+        sum(scaled_s) as scaled_s
+    from pairs
+    where comparable
+    group by all
+),
+cell as (
+    select
+        workload, arm, device, model, revision, dtype, engine, stack,
+        sum(ar_s) as all_ar_s, sum(scaled_s) as all_scaled_s
+    from places
+    group by all
+),
+contrasts as (
+    select
+        workload, arm, device, model, revision, dtype, engine, stack, places.arm_order,
+        ratio_of_ratios_interval(
+            list(case when pairs.arm_order = places.arm_order then ar_decode_s else 0 end),
+            list(case when pairs.arm_order = places.arm_order then pairs.scaled_s else 0 end),
+            list(case when pairs.arm_order = places.arm_order then 0 else ar_decode_s end),
+            list(case when pairs.arm_order = places.arm_order then 0 else pairs.scaled_s end)
+        ) as interval
+    from pairs
+    join places using (workload, arm, device, model, revision, dtype, engine, stack)
+    where comparable and cache <> 'carried'
+    group by all
+)
+select
+    workload, arm, device, model, revision, dtype, engine, stack, arm_order, jobs, ms_per_token,
+    ar_s / scaled_s as speedup,
+    speedup / nullif((all_ar_s - ar_s) / nullif(all_scaled_s - scaled_s, 0), 0) as relative,
+    interval.lo as relative_lo,
+    interval.hi as relative_hi
+from places
+join cell using (workload, arm, device, model, revision, dtype, engine, stack)
+left join contrasts using (workload, arm, device, model, revision, dtype, engine, stack, arm_order)
+order by all;
