@@ -121,10 +121,10 @@ class Suffix(Drafter):
 
     def _draft(self, counts: SuffixCounts, state: int, length: int, budget: int) -> Draft:
         """The best draft from these counts; the match leaves out at least the first token of the text."""
+        length = min(length, self._length - 1)
         size, match, score = self._speculate(
-            counts.states, counts.edges, self._limits, self._out, self._chances, state, min(length, self._length - 1), budget,
-            self._min_prob,
-        )  # fmt: skip
+            counts.states, counts.edges, self._limits, self._out, self._chances, state, length, budget, self._min_prob
+        )
         if not size:
             return EMPTY
         chances = self._chances[:size].tolist()
