@@ -102,6 +102,7 @@ class Plan:
             ignore_eos=sweep.ignore_eos,
             enable_thinking=sweep.enable_thinking,
             deadline_s=sweep.job_deadline_s,
+            extra={"calibrate": sweep.calibrate},
         )
 
     def prompts(self) -> Iterator[PromptSpec]:

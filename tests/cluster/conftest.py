@@ -6,14 +6,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fakehead import FakeHead
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
@@ -56,3 +55,30 @@ def fake_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHead]:
     head.add("10.0.0.1", head=True)
     yield head
     head.stop()
+
+
+class Ran(NamedTuple):
+    """What a command line printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def dfbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a command line in this process, as the console script would, exit status included."""
+    from dfbench.cluster import cli
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["dfbench", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            code: object = 0
+        except SystemExit as ended:
+            code = ended.code
+        printed = capsys.readouterr()
+        return Ran(int(code or 0), printed.out, printed.err)  # type: ignore[call-overload]
+
+    return run

@@ -1,0 +1,223 @@
+"""Bad requests: one sentence that says what to write instead, exit status 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+Make = Callable[..., Path]
+
+GOOD = "{name: s, target: scripted, workloads: [{name: w, prompts: 2}], arms: [ar, pld]}"
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def refused(run: Run, desk: Path, *arguments: object) -> str:
+    """The one sentence with which this is refused; the folder is as it was."""
+    before = snapshot(desk)
+    result = run(*arguments)
+    assert result.code == 2, (result.code, result.out, result.err)
+    assert snapshot(desk) == before, "something was written"
+    lines = result.err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("dfbench: "), result.err
+    assert "Traceback" not in result.err
+    return lines[0]
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder, but for the files in which SQLite keeps its readers."""
+    found = sorted(path for path in folder.rglob("*") if not path.name.endswith(("-wal", "-shm")))
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in found}
+
+
+SWEEPS = [
+    ("- ar\n", "must be a mapping"),
+    ("name: [x", "is not YAML"),
+    ("", "is empty"),
+    (GOOD.replace("arms:", "arm:"), "unknown key 'arm': did you mean 'arms'?"),
+    (GOOD.replace("prompts: 2", "prompts: two"), "`workloads[0].prompts` must be a whole number, not 'two'"),
+    (GOOD.replace("prompts: 2", "prompts: 0"), "`workloads[0].prompts` must be at least 1, not 0"),
+    (GOOD.replace("[ar, pld]", "[ar, ar]"), "two arms are called 'ar'"),
+    (GOOD.replace("pld", "pdl"), "unknown drafter 'pdl': did you mean 'pld'?"),
+    (GOOD.replace("pld", "{name: pld, draftlen: 3}"), "unknown option 'draftlen': did you mean 'draft_len'?"),
+    (GOOD.replace("pld", "{name: pld, draft_len: ten}"), "option 'draft_len'"),
+    (GOOD.replace("target: scripted, ", "").replace("name: w,", "name: cde,"), "unknown workload 'cde'"),
+    (GOOD.replace("name: s,", "name: ../../etc,"), "`name` must be a name of letters"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), SWEEPS, ids=[message[:40] for _, message in SWEEPS])
+def test_sweep_files(dfbench: Run, desk: Path, text: str, message: str) -> None:
+    (desk / "s.yaml").write_text(text)
+    assert message in refused(dfbench, desk, "submit", "s.yaml")
+
+
+def test_a_sweep_that_is_not_there(dfbench: Run, desk: Path) -> None:
+    assert "did you mean 'quick'; a sweep is a YAML file or one of" in refused(dfbench, desk, "submit", "qick")
+    assert "is a folder" in refused(dfbench, desk, "submit", desk)
+
+
+def test_command_line_overrides(dfbench: Run, desk: Path) -> None:
+    (desk / "s.yaml").write_text(GOOD)
+    for arguments, message in [
+        (("--set", "max_new_tokens"), "has no '='"),
+        (("--set", "max_new_tokens=many"), "`max_new_tokens` must be a whole number"),
+        (("--set", "arms.pdl.draft_len=3"), "did you mean 'pld'"),
+        (("--workload", "w"), "must be NAME=FILE"),
+        (("--workload", "v=f.jsonl"), "unknown workload of the sweep 'v'"),
+    ]:
+        assert message in refused(dfbench, desk, "submit", "s.yaml", *arguments)
+
+
+def test_mistyped_commands_and_options(dfbench: Run, desk: Path) -> None:
+    for arguments in (("sumbit", "quick"), ("submit",), ("submit", "quick", "--dryrun"), ("submit", "quick", "--run")):
+        result = dfbench(*arguments)
+        assert result.code == 2 and "Traceback" not in result.err and not list(desk.iterdir())
+
+
+@pytest.fixture
+def model_sweep(desk: Path, tiny_model: Make) -> Path:
+    """A sweep on a tiny model of 64 positions, whose workload `w` is the file w.jsonl."""
+    text = f"{{name: s, model: {tiny_model()}, workloads: [{{name: w, file: w.jsonl}}], arms: [ar], warmup: 0,"
+    (desk / "s.yaml").write_text(text + " max_new_tokens: 8}")
+    return desk / "w.jsonl"
+
+
+ROWS = [
+    ("", "w.jsonl is empty"),
+    ("prompt: hello\n", "line 1 is not JSON"),
+    ('{"prompt": "w5"}\n{"promt": "w6"}\n', "line 2 has neither `prompt` nor `messages`"),
+    ('{"prompt": "w5"}\n\n{"prompt": ""}\n', "line 3: `prompt` must be text that is not empty"),
+    (json.dumps({"prompt": "w5 " * 60}), "60 prompt tokens and up to 8 new ones exceed the model's context of 64"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), ROWS, ids=[message[:30] for _, message in ROWS])
+def test_workload_files(dfbench: Run, desk: Path, model_sweep: Path, text: str, message: str) -> None:
+    model_sweep.write_text(text)
+    assert message in refused(dfbench, desk, "submit", "s.yaml")
+
+
+def test_a_workload_file_that_is_missing_or_binary(dfbench: Run, desk: Path, model_sweep: Path) -> None:
+    assert "does not exist" in refused(dfbench, desk, "submit", "s.yaml")
+    model_sweep.write_bytes(bytes(range(256)))
+    assert "is not UTF-8 text" in refused(dfbench, desk, "submit", "s.yaml")
+
+
+def test_too_few_prompts(dfbench: Run, desk: Path, model_sweep: Path) -> None:
+    model_sweep.write_text('{"prompt": "w5"}\n')
+    assert "add prompts, or write `warmup: 0`" in refused(dfbench, desk, "submit", "s.yaml", "--set", "warmup=1")
+    assert "write `prompts: 1` or fewer" in refused(dfbench, desk, "submit", "s.yaml", "--set", "workloads.w.prompts=2")
+
+
+def test_models(dfbench: Run, desk: Path, model_sweep: Path, tiny_model: Make) -> None:
+    model_sweep.write_text('{"messages": [{"role": "user", "content": "w5"}]}\n')
+    (desk / "empty").mkdir()
+    bare = tiny_model("bare", template=None)
+    for model, message in [
+        ("./missing", "there is no model at './missing'"),
+        ("./empty", "'./empty' is not a model that can be loaded"),
+        (bare, "has no chat template"),
+        ("no-such-name", "there is no model at 'no-such-name'"),
+    ]:
+        assert message in refused(dfbench, desk, "submit", "s.yaml", "--model", model)
+    assert "must be one of" in refused(dfbench, desk, "submit", "s.yaml", "--set", "model.dtype=bf16")
+
+
+def test_run_directories(dfbench: Run, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dfbench.cluster import plan, runs, sweep_file
+
+    (desk / "s.yaml").write_text(GOOD)
+    (desk / "full").mkdir()
+    (desk / "full" / "thesis.tex").write_text("x")
+    (desk / "file").write_text("x")
+    assert "is not empty and holds no run" in refused(dfbench, desk, "submit", "s.yaml", "--run", "full")
+    assert "is not a directory" in refused(dfbench, desk, "submit", "s.yaml", "--run", "file")
+
+    runs.create(desk / "other", plan.plan(sweep_file.load("s.yaml", ["max_new_tokens=7"])))
+    said = refused(dfbench, desk, "submit", "s.yaml", "--run", "other")
+    assert "other holds a run of another sweep ('s', or other settings" in said
+    assert "already holds a run" in refused(
+        dfbench, desk, "submit", "s.yaml", "--set", "max_new_tokens=7", "--run", "other", "--new"
+    )
+
+
+def test_a_run_directory_on_a_network_file_system(dfbench: Run, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dfbench.cluster import ledger
+
+    (desk / "s.yaml").write_text(GOOD)
+    monkeypatch.setattr(ledger, "file_system", lambda *_: "nfs4")
+    assert "is on a network file system (nfs4)" in refused(dfbench, desk, "submit", "s.yaml")
+
+
+def test_a_run_directory_that_cannot_be_written(dfbench: Run, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (desk / "s.yaml").write_text(GOOD)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "is not writable: write --run with a directory that is" in refused(dfbench, desk, "submit", "s.yaml")
+
+
+def test_commands_on_a_run_that_is_not_there(dfbench: Run, desk: Path) -> None:
+    for command in ("status", "retry", "cancel"):
+        assert "there is no run under 'runs/'" in refused(dfbench, desk, command)
+        assert "there is no run at 'nowhere'" in refused(dfbench, desk, command, "nowhere")
+    (desk / "folder").mkdir()
+    assert "is not a run" in refused(dfbench, desk, "status", "folder")
+
+
+def test_retry_of_what_does_not_exist(dfbench: Run, desk: Path) -> None:
+    from dfbench.cluster import plan, runs, sweep_file
+
+    (desk / "s.yaml").write_text(GOOD)
+    runs.create(desk / "r", plan.plan(sweep_file.load("s.yaml")))
+    assert "the run has no shard 'abc'" in refused(dfbench, desk, "retry", "r", "--shard", "abc")
+    assert "unknown kind 'oomm': did you mean 'oom'?" in refused(dfbench, desk, "retry", "r", "--kind", "oomm")
+
+
+def test_with_no_hub_in_reach_everything_that_is_missing_is_named_at_once(
+    dfbench: Run, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    said = refused(dfbench, desk, "submit", "qwen3-8b")
+    for part in (
+        "the model 'Qwen/Qwen3-8B@b968826d",
+        "`--model PATH`",
+        "the data set 'openai/openai_humaneval@7dce6050",
+        "the data set 'abisee/cnn_dailymail@96df5e68",
+        "`--workload copyctx=FILE.jsonl`",
+    ):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select from from", "dfbench: "),
+        ("select * from cels", "cells"),
+    ],
+)
+def test_sql(dfbench: Run, desk: Path, query: str, message: str) -> None:
+    from dfbench.cluster import plan, runs, sweep_file
+
+    (desk / "s.yaml").write_text(GOOD)
+    runs.create(desk / "r", plan.plan(sweep_file.load("s.yaml")))
+    result = dfbench("sql", "r", query)
+    assert result.code == 2 and message in result.err and "Traceback" not in result.err
