@@ -5,9 +5,11 @@ Nothing here repeats what was asked for: where a switch was set in vain, the rec
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
+from collections import Counter
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -130,6 +132,7 @@ def _torch_facts(target: TorchTarget) -> dict[str, Any]:
         "dtype": _name(model.dtype),
         "logits_dtype": _name(head.dtype),
         "quantization": _quantization(target),
+        "modules": _modules(model),
         "attention": model.config._attn_implementation,
         "vocab_size": target.vocab_size,
         "context_limit": target.context_limit,
@@ -149,7 +152,13 @@ def _quantization(target: TorchTarget) -> Any:
     if config is None:
         return None
     raw = config if isinstance(config, dict) else config.to_dict()
-    return {key: value for key, value in raw.items() if isinstance(value, (str, int, float, bool, list, type(None)))}
+    return json.loads(json.dumps(raw, default=str))
+
+
+def _modules(model: Any) -> dict[str, int]:
+    """How many modules of each class hold weights. Packed weights that were unpacked after all show as plain ones."""
+    holders = (type(module).__name__ for module in model.modules() if getattr(module, "weight", None) is not None)
+    return dict(sorted(Counter(holders).items()))
 
 
 def _device(device: torch.device) -> dict[str, Any]:
