@@ -82,7 +82,7 @@ def check_all(head_address: str, options: JoinOptions, say: Callable[[str], None
 
 def check(head: Head, options: JoinOptions) -> list[Check]:
     """Every check, in the order a user would make them."""
-    found = [_check_door(head, options), *_check_versions(head), _check_here(head)]
+    found = [_check_door(head, options), *_check_versions(head), _check_here(head, options)]
     found.append(_check_memory())
     if options.model is not None:
         found.append(_check_model(options.model))
@@ -123,8 +123,16 @@ def head_versions(head: Head) -> dict[str, str]:
     return labelled if "dfbench/dfbench" in labelled else stack.versions(head.announced)
 
 
-def _check_here(head: Head) -> Check:
-    here = [process for process, address in processes.raylets(head=False) if address == gcs_address(head)]
+def _check_here(head: Head, options: JoinOptions) -> Check:
+    """Whether this machine is a node of this head already, at the address that it would have."""
+    own = options.address or start.own_address(head.address)
+    if own == "127.0.0.1" and head.node:
+        own = head.node.address  # What Ray makes of it.
+    here = [
+        process
+        for process, address in processes.raylets(head=False)
+        if address == gcs_address(head) and processes.own_address(process) == own
+    ]
     if here:
         return Check("node", "already joined", f"it is a node already (process {here[0].pid})")
     return Check("node", f"{start.device_name()}, not joined yet")

@@ -27,6 +27,14 @@ def raylets(head: bool, labelled: bool = False) -> Iterator[tuple[psutil.Process
             yield process, _flag(words, "--gcs-address")
 
 
+def own_address(raylet: psutil.Process) -> str:
+    """The address at which a node on this machine serves; "" when it has just ended."""
+    try:
+        return _flag(raylet.cmdline(), "--node_ip_address")
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def head_processes(address: str) -> list[psutil.Process]:
     """The processes that make up the head at `address`, apart from its raylet."""
     port = address.rpartition(":")[2]

@@ -117,9 +117,13 @@ def test_an_open_head_on_a_network_is_refused_unless_accepted(
 def test_a_node_joins_once(fake_head: FakeHead, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     here = (SimpleNamespace(pid=77), f"10.0.0.1:{fake_head.address.rpartition(':')[2]}")
     monkeypatch.setattr(processes, "raylets", lambda head, labelled=False: iter([] if head else [here]))
+    monkeypatch.setattr(processes, "own_address", lambda process: "10.0.0.1")
     with pytest.raises(ClusterError, match=r"it is a node already \(process 77\)"):
         join(fake_head.address, NO_MODEL, said()[1])
     assert not started
+    monkeypatch.setattr(processes, "own_address", lambda process: "10.0.0.9")  # a second node of this machine
+    join(fake_head.address, NO_MODEL, said()[1])
+    assert len(started) == 1
 
 
 def test_a_node_that_the_head_never_sees_is_an_error(fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,276 @@
+"""A real cluster on this machine: a head and two nodes started by our own commands, and a sweep that survives one.
+
+Everything runs in a folder, on ports and with a token of its own, so that other Rays on the machine are neither seen
+nor touched; what is left at the end is ended by process id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dfbench.cluster.head import auth_token, read_head
+from dfbench.cluster.ledger import Ledger
+from dfbench.errors import ClusterError
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+PROMPTS, ARMS = 24, 2
+SWEEP = f"""\
+name: steady
+target: scripted
+scripted: {{prompts: {PROMPTS}, step_ms: 10}}
+workloads: [made]
+arms: [ar, pld]
+max_new_tokens: 30
+calibrate: false
+"""
+
+
+@dataclass
+class Cluster:
+    """Where the cluster lives. `run` calls a dfbench command there and returns what happened."""
+
+    folder: Path
+    ports: int
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.ports}"
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "dfbench.cluster.cli", *words]
+
+    def run(self, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        environment = {**self.environment, **changes}
+        return subprocess.run(
+            self.command(*words), env=environment, cwd=self.folder, capture_output=True, text=True, timeout=120
+        )
+
+    def fine(self, *words: str) -> str:
+        """The output of a command that must succeed."""
+        done = self.run(*words)
+        assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def place(self, number: int) -> list[str]:
+        """Where a node's files and ports are: number 0 is the head."""
+        first = self.ports + 10 + number * 30
+        temp = f"--ray=--temp-dir={self.folder}/{number}"
+        return ["--ports", f"{first}-{first + 29}", temp, "--ray=--num-cpus=1", "--ray=--object-store-memory=100000000"]
+
+    def raylet(self, address: str) -> psutil.Process:
+        """The Ray node with this address."""
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if f"--node_ip_address={address}" in words and any(str(self.folder) in word for word in words):
+                return process
+        raise AssertionError(f"no node at {address}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that was started here, known by the token file in its environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("RAY_AUTH_TOKEN_PATH") == self.environment["RAY_AUTH_TOKEN_PATH"]:
+                    found.append(process)
+            except (psutil.AccessDenied, psutil.NoSuchProcess):
+                continue
+        return found
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody uses."""
+    for first in range(21000 + os.getpid() % 200 * 100, 60000, count):
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise AssertionError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="df", dir="/tmp"))  # Ray's sockets need a short path.
+    made = Cluster(folder, free_ports(110))
+    made.environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        "DFBENCH_HOME": str(folder / "home"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    try:
+        made.fine(
+            *["up", "--here", "--address", "127.0.0.1", "--port", str(made.ports)],
+            *["--dashboard-port", str(made.ports + 1), *made.place(0)],
+        )
+        for number in (1, 2):
+            node = ["join", made.address, "--no-model", "--node-address", f"127.0.0.{number + 2}"]
+            made.fine(*node, *made.place(number))
+        yield made
+    finally:
+        left = made.processes()
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=10)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def our_token(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in the test's own process has the cluster's token too."""
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", cluster.environment["RAY_AUTH_TOKEN_PATH"])
+
+
+def until(holds: Callable[[], bool], within_s: float = 90) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def test_every_node_is_listed_with_what_it_is(cluster: Cluster) -> None:
+    until(lambda: "no readings" not in cluster.run("nodes", "--address", cluster.address).stdout)
+    document = json.loads(cluster.fine("nodes", "--address", cluster.address, "--format", "json"))
+    assert document["open"] is False
+    assert document["warnings"] == []
+    assert [node["role"] for node in document["nodes"]] == ["head", "node", "node"]
+    assert {node["name"] for node in document["nodes"][1:]} == {"127.0.0.3", "127.0.0.4"}
+    for node in document["nodes"]:
+        assert node["state"] == "idle"
+        assert node["memory_free"] > 0
+        assert node["versions"]["dfbench/python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_a_version_mismatch_is_refused_with_the_reason(cluster: Cluster) -> None:
+    elsewhere = cluster.folder / "site" / "transformers-9.9.9.dist-info"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
+    before = len(read_head(cluster.address).nodes)
+    other = cluster.folder / "other"
+    words = ["join", cluster.address, "--no-model", "--node-address", "127.0.0.3", f"--ray=--temp-dir={other}"]
+    done = cluster.run(*words, PYTHONPATH=str(elsewhere.parent))
+    assert done.returncode == 2
+    assert "transformers is 9.9.9 here and" in done.stderr
+    assert "it is a node already" in done.stderr  # all objections at once: this machine has joined
+    assert len(done.stderr.splitlines()) == 1
+    assert len(read_head(cluster.address).nodes) == before
+    assert not other.exists()
+
+
+def test_who_has_no_token_is_refused_everywhere(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = str(cluster.folder / "no-token")
+    for words in (["nodes", "--address", cluster.address], ["submit", "quick", "--address", cluster.address]):
+        done = cluster.run(*words, RAY_AUTH_TOKEN_PATH=nothing)
+        assert done.returncode == 2
+        assert f"there is none at {nothing}: copy" in done.stderr
+    with pytest.raises(ClusterError, match="refuses the token of this machine"):
+        read_head(cluster.address, token="guess")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{cluster.ports + 1}/api/jobs/", timeout=10)
+    assert refused.value.code == 401
+
+
+def test_ray_itself_takes_no_node_without_the_token(cluster: Cluster) -> None:
+    before = len(read_head(cluster.address).nodes)
+    environment = {**cluster.environment, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    words = ["start", f"--address={cluster.address}", f"--temp-dir={cluster.folder}/intruder", "--num-cpus=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ray.scripts.scripts", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert len(read_head(cluster.address).nodes) == before
+
+
+def test_a_sweep_goes_on_when_a_node_dies(cluster: Cluster) -> None:
+    (cluster.folder / "sweep.yaml").write_text(SWEEP)
+    run_dir = cluster.folder / "run"
+    words = ["submit", "sweep.yaml", "--address", cluster.address, "--run", str(run_dir)]
+    with (cluster.folder / "out").open("w") as out:
+        driver = subprocess.Popen(
+            cluster.command(*words), env=cluster.environment, cwd=cluster.folder, stdout=out, stderr=out
+        )
+        try:
+            until(lambda: _at_work_on(run_dir, "127.0.0.4") or driver.poll() is not None)
+            assert driver.poll() is None, (cluster.folder / "out").read_text()
+            cluster.raylet("127.0.0.4").kill()
+            assert driver.wait(timeout=180) == 0, (cluster.folder / "out").read_text()
+        finally:
+            driver.kill()
+            driver.wait()
+    with Ledger.open(run_dir, readonly=True) as book:
+        counts = book.counts()
+        assert (counts.done, counts.total) == (PROMPTS * ARMS, PROMPTS * ARMS)
+        assert {worker.node for worker in book.workers()} >= {"127.0.0.3", "127.0.0.4"}
+        assert any(failure.node == "127.0.0.4" for failure, _ in book.failures())
+    query = "select count(*) as n, count(distinct job_id) as ids from jobs where not warmup"
+    rows = cluster.fine("sql", str(run_dir), query, "--format", "csv").split()
+    assert rows == ["n,ids", f"{PROMPTS * ARMS},{PROMPTS * ARMS}"]
+
+
+def _at_work_on(run_dir: Path, node: str) -> bool:
+    """Whether some jobs are done and this node has a shard in hand."""
+    if not (run_dir / "ledger.db").is_file():
+        return False
+    with Ledger.open(run_dir, readonly=True) as book:
+        names = {worker.worker_id: worker.node for worker in book.workers()}
+        return book.counts().done > 0 and node in {names.get(worker) for worker in book.running().values()}
+
+
+def test_the_dead_node_is_listed_as_gone(cluster: Cluster) -> None:
+    done = cluster.run("nodes", "--address", cluster.address)
+    assert done.returncode == 1
+    assert "127.0.0.4: gone: " in done.stdout
+
+
+def test_detached_the_head_drives_and_answers_from_afar(cluster: Cluster) -> None:
+    (cluster.folder / "away.yaml").write_text(SWEEP.replace("steady", "away").replace("step_ms: 10", "step_ms: 0"))
+    said = cluster.fine("submit", "away.yaml", "--detach", "--address", cluster.address)
+    assert f"dfbench status --address {cluster.address}" in said
+    status = ["status", "--json", "--address", cluster.address]
+    until(lambda: '"state": "done"' in cluster.run(*status).stdout)
+    query = "select count(distinct job_id) as ids from jobs where not warmup"
+    assert cluster.fine("sql", query, "--format", "csv", "--address", cluster.address).split()[-1] == str(
+        PROMPTS * ARMS
+    )
+    assert (cluster.folder / "home" / "runs").is_dir()
+    token = auth_token()
+    assert token
+    for file in (cluster.folder / "home").rglob("*"):
+        assert not file.is_file() or token.encode() not in file.read_bytes(), file
+
+
+def test_leaving_and_ending_leave_nothing_behind(cluster: Cluster) -> None:
+    cluster.fine("join", "--leave", cluster.address)
+    assert [node.is_head for node in read_head(cluster.address).alive] == [True]
+    cluster.fine("down", "--here", "--port", str(cluster.ports))
+    until(lambda: not cluster.processes(), within_s=30)
+    with pytest.raises(ClusterError, match="no Ray head answers"):
+        read_head(cluster.address)
