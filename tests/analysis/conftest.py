@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from runmaker import RunMaker
 def make(tmp_path: Path) -> Callable[..., RunMaker]:
     """Makes run directories under the test's own folder: `make()` or `make("name")`."""
 
-    def maker(name: str = "run", **options: str) -> RunMaker:
+    def maker(name: str = "run", **options: Any) -> RunMaker:
         return RunMaker(tmp_path / "runs" / name, **options)
 
     return maker
