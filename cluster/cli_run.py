@@ -220,9 +220,11 @@ def headline(run_dir: Path) -> None:
     from dfbench.analysis import console
     from dfbench.analysis.store import open_run
 
+    screen = Console()
     connection = open_run(run_dir)
     try:
-        Console().print(console.headline(connection))
+        # A file or pipe has no width; a table cut at 80 columns would lose figures.
+        (screen if screen.is_terminal else Console(width=200)).print(console.headline(connection))
     finally:
         connection.close()
 
