@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dfbench.errors import DfbenchError, SweepError, WorkloadError, unknown
+from dfbench.errors import DfbenchError, RunError, SweepError, WorkloadError, unknown
 
 if TYPE_CHECKING:
     from dfbench.cluster.driver import Result
@@ -43,7 +43,9 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep file, or a built-in sweep: quick, qwen3-8b.")],
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="Sweep file, built-in sweep (quick, qwen3-8b), or run directory.")
+    ],
     run: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME-TIME.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Start afresh, even where an unfinished run could go on.")] = False,
     address: Address = "local",
@@ -62,10 +64,19 @@ def submit(
     detach: Annotated[bool, typer.Option("--detach", help="Run the driver on the cluster's head and return.")] = False,
     allow_version_change: AllowChange = False,
 ) -> None:
-    """Run a sweep, or go on with it: the same command again runs only what is missing."""
-    from dfbench.cluster import plan as planning
-    from dfbench.cluster import remote, runs
+    """Run a sweep, or go on with it: the same command again runs only what is missing.
 
+    A run directory in place of a sweep goes on from that directory alone.
+    """
+    from dfbench.cluster import ledger, remote, runs
+    from dfbench.cluster import plan as planning
+
+    if ledger.exists(Path(sweep)) and not (detach or remote.needed(address)):
+        if run or new or set_ or model or workload or device or workers_per_node or dry_run:
+            raise RunError(f"{sweep} is a run, which goes on as it was begun: leave the other options out.")
+        _resume(Path(sweep))
+        _drive_again(Path(sweep), address, allow_version_change)
+        return
     effective = effective_sweep(sweep, set_, model, workload, device, workers_per_node)
     if detach or remote.needed(address):
         told = remote.SubmitOptions(str(run) if run else None, new, allow_version_change, dry_run)
@@ -208,7 +219,7 @@ def _finish(run_dir: Path, result: Result) -> None:
     elif result.state == "cancelled":
         typer.echo(f"cancelled with {counts.done} of {counts.total} jobs done; the same submit goes on with the rest")
     else:
-        typer.echo(f"{counts.done} jobs done; next: dfbench report {run_dir} --html report.html")
+        typer.echo(f"{counts.done} jobs done; next: dfbench report {run_dir}")
     if counts.failed or counts.done < counts.total:
         raise typer.Exit(1)
 
@@ -274,7 +285,6 @@ def retry(
     if remote.needed(address):
         elsewhere(address)
     from dfbench.analysis.rundir import find_run
-    from dfbench.cluster import sweep_file
     from dfbench.cluster.ledger import Ledger, driver_alive
 
     run_dir = find_run(run)
@@ -286,6 +296,13 @@ def retry(
     if driver_alive(run_dir):
         typer.echo("the driver at work there takes them up; see: dfbench status --watch")
         return
+    _drive_again(run_dir, address, allow_version_change)
+
+
+def _drive_again(run_dir: Path, address: str, allow_version_change: bool) -> None:
+    """Go on with a run from its directory alone."""
+    from dfbench.cluster import sweep_file
+
     drive(run_dir, sweep_file.load_run(run_dir), address=address, allow_version_change=allow_version_change)
 
 
@@ -301,9 +318,6 @@ def cancel(run: RunArgument = None, address: Elsewhere = "") -> None:
     typer.echo(f"{count} jobs of {run_dir} cancelled; the same submit would go on with them")
 
 
-def demo(
-    html: Annotated[Path | None, typer.Option(help="Where to write the report.")] = None,
-    address: Address = "local",
-) -> None:
-    """The main job on the embedded model: the quick sweep, its headline table, and a report."""
+def demo(address: Address = "local") -> None:
+    """The main job on the embedded model: the quick sweep, its headline table and checks."""
     submit("quick", address=address)

@@ -233,7 +233,7 @@ def ray_starts() -> Finding:
         return Finding("ray", "ok", "already started in this process")
     try:
         pool.connect("local", workers=1)
-        cpus = int(ray.cluster_resources().get("CPU", 0))
+        cpus = sum(node.cpus for node in pool.live_nodes())
     except Exception as error:  # Whatever Ray raises on its way up is the finding.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return Finding("ray", "fix", f"it does not start: {reason}", "see the newest folder in /tmp/ray for its logs")

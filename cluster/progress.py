@@ -74,13 +74,14 @@ class _Standing(TextColumn):
 
 
 def _plain(console: Console) -> OnProgress:
-    last = {"text": "", "at": float("-inf")}
+    last_text, last_at = "", float("-inf")
 
     def show(now: Standing) -> None:
+        nonlocal last_text, last_at
         text, at = line(now), time.monotonic()
         settled = now.counts.done + now.counts.failed == now.counts.total
-        if text != last["text"] and (settled or at - float(last["at"]) >= PLAIN_EVERY_S):
+        if text != last_text and (settled or at - last_at >= PLAIN_EVERY_S):
             console.print(text, highlight=False, markup=False, soft_wrap=True)
-            last.update(text=text, at=at)
+            last_text, last_at = text, at
 
     return show

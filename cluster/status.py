@@ -139,7 +139,8 @@ def _failed(run_dir: Path) -> tuple[FailedJob, ...]:
         """,
     )
     return tuple(
-        FailedJob(*row[:4], row[4] or "unknown", row[5] or "", row[6], str(shard_log(run_dir, row[0]))) for row in rows
+        FailedJob(shard, job, arm, prompt, kind or "unknown", message or "", node, str(shard_log(run_dir, shard)))
+        for shard, job, arm, prompt, kind, message, node in rows
     )
 
 

@@ -201,6 +201,26 @@ def test_a_run_with_failures_ends_with_status_1_and_the_command(desk: Path, dfbe
     assert again.code == 1 and "going on with r: 3 of 6 jobs are done" in again.out
 
 
+def test_a_run_directory_in_place_of_a_sweep_goes_on_alone(desk: Path, dfbench: Run, monkeypatch: Any) -> None:
+    seen: list[driver.Options] = []
+
+    def fake(run_dir: Path, options: driver.Options, **_: object) -> driver.Result:
+        seen.append(options)
+        settle(run_dir)
+        with Ledger.open(run_dir) as ledger:
+            return driver.Result(ledger.state, ledger.counts(), [])
+
+    monkeypatch.setattr(driver, "run", fake)
+    monkeypatch.setattr(cli_run, "headline", lambda _: None)
+    runs.create(desk / "r", planned("max_attempts=7", "progress_deadline_s=5.0"))
+    dfbench("cancel", "r")
+    (desk / "s.yaml").unlink()
+    assert "leave the other options out" in dfbench("submit", "r", "--set", "repeats=2").err
+    result = dfbench("submit", "r", "--allow-version-change")
+    assert result.code == 0 and "it was cancelled: 6 jobs are pending again" in result.out
+    assert [(o.max_attempts, o.progress_s, o.workers, o.allow_version_change) for o in seen] == [(7, 5.0, 1, True)]
+
+
 # --- progress ------------------------------------------------------------------------------------------------------
 
 
