@@ -1,4 +1,4 @@
-"""Commands: drafters, workloads, corpus, doctor."""
+"""Commands: drafters, workloads, corpus, doctor, calibrate (in a file of its own)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dfbench.cluster.cli_calibrate import calibrate
 from dfbench.errors import OptionError, UsageError, WorkloadError, unknown
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(workloads, name="workloads")
     app.add_typer(corpus, name="corpus")
     app.command()(doctor)
+    app.command()(calibrate)
 
 
 def drafters(

@@ -23,6 +23,8 @@ from dfbench.workers.records import CALIBRATION, WorkerFacts
 QUERIES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96)
 NOISY = 0.10
 """Half-width of a ratio's interval, as a share of the ratio, beyond which it is not worth quoting."""
+READ_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
+"""Bytes in one sweep over memory, many times what caches hold."""
 _SEED = 20
 _RESAMPLES = 2000
 
@@ -105,7 +107,7 @@ def _forwards(target: TorchTarget, settings: Settings) -> Iterator[tuple[int, in
 def _reads(target: TorchTarget, settings: Settings) -> tuple[int, list[int]]:
     """Bytes of a buffer and the times of summing it up: it is far larger than any cache, so memory sets the pace."""
     device = target.device
-    size = settings.read_bytes or (1 << 31 if device.type == "cuda" else 1 << 28)
+    size = settings.read_bytes or READ_BYTES["cuda" if device.type == "cuda" else "cpu"]
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 2)
     buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
