@@ -65,7 +65,7 @@ def down(
     if here:
         launcher.down_here(port, typer.echo)
     else:
-        launcher.down(config)
+        launcher.down(config, typer.echo)
 
 
 def join(

@@ -34,6 +34,7 @@ class Node:
     name: str
     address: str
     hostname: str
+    port: int
     alive: bool
     is_head: bool
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -138,6 +139,16 @@ def announce(address: str, stack: Mapping[str, str], token: str | None = None) -
         service.put(STACK_KEY, json.dumps(dict(stack), sort_keys=True).encode())
 
 
+def shut_down(node: Node, head: Head, token: str | None = None) -> bool:
+    """Tell a node to end its Ray, from wherever its port can be reached; whether it answered."""
+    with _Service(f"{node.address}:{node.port}", None if head.open else token or auth_token()) as service:
+        try:
+            service.shut_down_node()
+        except (ClusterError, PermissionError):
+            return False
+    return True
+
+
 def _no_token(address: str, token: str | None) -> str:
     if token is None:
         return (
@@ -169,6 +180,7 @@ def _node(raw: Any) -> Node:
         name=raw.node_name or raw.node_manager_address,
         address=raw.node_manager_address,
         hostname=raw.node_manager_hostname,
+        port=raw.node_manager_port,
         alive=alive,
         is_head=raw.is_head_node,
         labels=dict(raw.labels),
@@ -209,6 +221,12 @@ class _Service:
         stub = self._stubs.InternalKVGcsServiceStub(self._channel)
         request = self._messages.InternalKVPutRequest(namespace=NAMESPACE, key=key, value=value, overwrite=True)
         self._call(stub.InternalKVPut, request)
+
+    def shut_down_node(self) -> None:
+        from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
+
+        stub = node_manager_pb2_grpc.NodeManagerServiceStub(self._channel)
+        self._call(stub.ShutdownRaylet, node_manager_pb2.ShutdownRayletRequest(graceful=True))
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         metadata = [("authorization", f"Bearer {self.token}")] if self.token else []

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from dfbench.cluster import processes, start
-from dfbench.cluster.head import DEFAULT_PORT, Head, parse_address, read_head
+from dfbench.cluster.head import DEFAULT_PORT, Head, parse_address, read_head, shut_down
 from dfbench.errors import ClusterError
 
 CONFIG = "ray_config.yaml"
@@ -120,9 +120,22 @@ def up(path: Path, say: Callable[[str], None], wait_s: float = VISIBLE_WITHIN_S)
     return _await_nodes(cluster, say, wait_s)
 
 
-def down(path: Path) -> None:
-    """End the cluster of a launcher file, on every machine in it."""
-    _ray("down", load_config(path))
+def down(path: Path, say: Callable[[str], None]) -> None:
+    """End the cluster of a launcher file on every machine, those that joined by hand too.
+
+    `ray down` of Ray 2.60 ends the head of a local cluster and leaves its workers running, so they are told first.
+    """
+    cluster = load_config(path)
+    try:
+        head = read_head(f"{cluster.head}:{DEFAULT_PORT}")
+    except ClusterError as error:
+        say(f"no node was told: {error}")
+    else:
+        for node in head.alive:
+            if not node.is_head:
+                told = shut_down(node, head)
+                say(f"{node.name}: " + ("ended" if told else "out of reach; its Ray ends a minute after the head"))
+    _ray("down", cluster)
 
 
 def _ray(verb: str, cluster: Cluster) -> None:

@@ -87,7 +87,7 @@ def run(command: list[str], environment: dict[str, str]) -> None:
     """Run a `ray start` that returns. Raises ClusterError with Ray's last line when it fails."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise ClusterError(f"Ray did not start: {said[-1].rstrip('.') if said else f'exit status {done.returncode}'}.")
 
 

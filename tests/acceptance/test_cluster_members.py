@@ -22,10 +22,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from dfbench.cluster import cli
 from dfbench.cluster.head import auth_token, read_head
 from dfbench.cluster.ledger import Ledger
-from dfbench.errors import ClusterError
+from dfbench.errors import ClusterError, DfbenchError, UsageError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -126,9 +128,8 @@ def cluster() -> Iterator[Cluster]:
             *["up", "--here", "--address", "127.0.0.1", "--port", str(made.ports)],
             *["--dashboard-port", str(made.ports + 1), *made.place(0)],
         )
-        for number in (1, 2):
-            node = ["join", made.address, "--no-model", "--node-address", f"127.0.0.{number + 2}"]
-            made.fine(*node, *made.place(number))
+        for n in (1, 2):
+            made.fine("join", made.address, "--no-model", "--node-address", f"127.0.0.{n + 2}", *made.place(n))
         yield made
     finally:
         left = made.processes()
@@ -145,6 +146,14 @@ def our_token(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", cluster.environment["RAY_AUTH_TOKEN_PATH"])
 
 
+def here(*words: str) -> tuple[int, str]:
+    """Exit status and output of a command run in this process, which spares its imports; errors as `main` has them."""
+    done = CliRunner().invoke(cli.app, list(words))
+    if isinstance(done.exception, DfbenchError):
+        return 2 if isinstance(done.exception, UsageError) else 1, str(done.exception)
+    return done.exit_code, done.output
+
+
 def until(holds: Callable[[], bool], within_s: float = 90) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
@@ -153,8 +162,10 @@ def until(holds: Callable[[], bool], within_s: float = 90) -> None:
 
 
 def test_every_node_is_listed_with_what_it_is(cluster: Cluster) -> None:
-    until(lambda: "no readings" not in cluster.run("nodes", "--address", cluster.address).stdout)
-    document = json.loads(cluster.fine("nodes", "--address", cluster.address, "--format", "json"))
+    until(lambda: "no readings" not in here("nodes", "--address", cluster.address)[1])
+    status, text = here("nodes", "--address", cluster.address, "--format", "json")
+    document = json.loads(text)
+    assert status == 0
     assert document["open"] is False
     assert document["warnings"] == []
     assert [node["role"] for node in document["nodes"]] == ["head", "node", "node"]
@@ -183,10 +194,11 @@ def test_a_version_mismatch_is_refused_with_the_reason(cluster: Cluster) -> None
 
 def test_who_has_no_token_is_refused_everywhere(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = str(cluster.folder / "no-token")
-    for words in (["nodes", "--address", cluster.address], ["submit", "quick", "--address", cluster.address]):
-        done = cluster.run(*words, RAY_AUTH_TOKEN_PATH=nothing)
-        assert done.returncode == 2
-        assert f"there is none at {nothing}: copy" in done.stderr
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", nothing)
+    for words in (["nodes"], ["submit", "quick"], ["join", cluster.address], ["submit", "quick", "--detach"]):
+        status, text = here(*words, *(["--address", cluster.address] if words[0] != "join" else []))
+        assert status == 2
+        assert f"there is none at {nothing}: copy" in text
     with pytest.raises(ClusterError, match="refuses the token of this machine"):
         read_head(cluster.address, token="guess")
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -231,8 +243,8 @@ def test_a_sweep_goes_on_when_a_node_dies(cluster: Cluster) -> None:
         assert {worker.node for worker in book.workers()} >= {"127.0.0.3", "127.0.0.4"}
         assert any(failure.node == "127.0.0.4" for failure, _ in book.failures())
     query = "select count(*) as n, count(distinct job_id) as ids from jobs where not warmup"
-    rows = cluster.fine("sql", str(run_dir), query, "--format", "csv").split()
-    assert rows == ["n,ids", f"{PROMPTS * ARMS},{PROMPTS * ARMS}"]
+    status, text = here("sql", str(run_dir), query, "--format", "csv")
+    assert (status, text.split()) == (0, ["n,ids", f"{PROMPTS * ARMS},{PROMPTS * ARMS}"])
 
 
 def _at_work_on(run_dir: Path, node: str) -> bool:
@@ -245,32 +257,43 @@ def _at_work_on(run_dir: Path, node: str) -> bool:
 
 
 def test_the_dead_node_is_listed_as_gone(cluster: Cluster) -> None:
-    done = cluster.run("nodes", "--address", cluster.address)
-    assert done.returncode == 1
-    assert "127.0.0.4: gone: " in done.stdout
+    status, text = here("nodes", "--address", cluster.address)
+    assert status == 1
+    assert "127.0.0.4: gone: " in text
 
 
 def test_detached_the_head_drives_and_answers_from_afar(cluster: Cluster) -> None:
-    (cluster.folder / "away.yaml").write_text(SWEEP.replace("steady", "away").replace("step_ms: 10", "step_ms: 0"))
-    said = cluster.fine("submit", "away.yaml", "--detach", "--address", cluster.address)
+    away = cluster.folder / "away.yaml"
+    away.write_text(SWEEP.replace("steady", "away").replace(f"prompts: {PROMPTS}", "prompts: 3"))
+    status, said = here("submit", str(away), "--detach", "--address", cluster.address)
+    assert status == 0
     assert f"dfbench status --address {cluster.address}" in said
-    status = ["status", "--json", "--address", cluster.address]
-    until(lambda: '"state": "done"' in cluster.run(*status).stdout)
+    runs = cluster.folder / "home" / "runs"
+    until(lambda: any(_is_done(run) for run in runs.glob("away-*")))
+    at = ["--address", cluster.address]
+    assert "done, 6 of 6 jobs done" in cluster.fine("status", *at)
     query = "select count(distinct job_id) as ids from jobs where not warmup"
-    assert cluster.fine("sql", query, "--format", "csv", "--address", cluster.address).split()[-1] == str(
-        PROMPTS * ARMS
-    )
-    assert (cluster.folder / "home" / "runs").is_dir()
+    assert cluster.fine("sql", query, "--format", "csv", *at).split() == ["ids", "6"]
+    wrong = cluster.run("sql", "select nonsense from jobs", *at)
+    assert wrong.returncode == 2
+    assert "nonsense" in wrong.stdout
     token = auth_token()
     assert token
     for file in (cluster.folder / "home").rglob("*"):
         assert not file.is_file() or token.encode() not in file.read_bytes(), file
 
 
+def _is_done(run_dir: Path) -> bool:
+    if not (run_dir / "ledger.db").is_file():
+        return False
+    with Ledger.open(run_dir, readonly=True) as book:
+        return book.state == "done"
+
+
 def test_leaving_and_ending_leave_nothing_behind(cluster: Cluster) -> None:
-    cluster.fine("join", "--leave", cluster.address)
+    assert here("join", "--leave", cluster.address)[0] == 0
     assert [node.is_head for node in read_head(cluster.address).alive] == [True]
-    cluster.fine("down", "--here", "--port", str(cluster.ports))
+    assert here("down", "--here", "--port", str(cluster.ports))[0] == 0
     until(lambda: not cluster.processes(), within_s=30)
     with pytest.raises(ClusterError, match="no Ray head answers"):
         read_head(cluster.address)

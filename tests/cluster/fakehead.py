@@ -7,7 +7,13 @@ from concurrent import futures
 from typing import Any
 
 import grpc
-from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
+from ray.core.generated import (
+    gcs_pb2,
+    gcs_service_pb2,
+    gcs_service_pb2_grpc,
+    node_manager_pb2,
+    node_manager_pb2_grpc,
+)
 
 from dfbench.cluster import stack
 
@@ -24,9 +30,12 @@ class FakeHead:
             ).encode()
         }
         self.seen: list[str | None] = []
+        self.shut_down: list[bool] = []
+        self.refuses = False
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
         gcs_service_pb2_grpc.add_NodeInfoGcsServiceServicer_to_server(_NodeInfo(self), self._server)
         gcs_service_pb2_grpc.add_InternalKVGcsServiceServicer_to_server(_KeyValue(self), self._server)
+        node_manager_pb2_grpc.add_NodeManagerServiceServicer_to_server(_NodeManager(self), self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
@@ -38,6 +47,7 @@ class FakeHead:
                 node_id=bytes.fromhex(node_id),
                 node_manager_address=name,
                 node_manager_hostname=f"host-{name}",
+                node_manager_port=int(self.address.rpartition(":")[2]),
                 node_name=name,
                 state=0 if alive else 1,
                 is_head_node=head,
@@ -82,3 +92,17 @@ class _KeyValue(gcs_service_pb2_grpc.InternalKVGcsServiceServicer):
         self._head.check(context)
         self._head.keys[(request.namespace, request.key)] = request.value
         return gcs_service_pb2.InternalKVPutReply(added=True)
+
+
+class _NodeManager(node_manager_pb2_grpc.NodeManagerServiceServicer):
+    """Every node of the stand-in that has a loopback address is served by the head's own server."""
+
+    def __init__(self, head: FakeHead) -> None:
+        self._head = head
+
+    def ShutdownRaylet(self, request: Any, context: Any) -> Any:
+        self._head.check(context)
+        if self._head.refuses:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        self._head.shut_down.append(request.graceful)
+        return node_manager_pb2.ShutdownRayletReply()

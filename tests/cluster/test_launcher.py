@@ -199,7 +199,24 @@ def test_up_names_the_machines_that_did_not_come(
 def test_rays_own_failure_is_passed_on(config: Callable[..., Path], runs: Runs) -> None:
     runs.status = 1
     with pytest.raises(ClusterError, match="`ray down` ended with status 1"):
-        down(config())
+        down(config(), quiet)
+
+
+def test_down_tells_the_nodes_first(
+    config: Callable[..., Path], runs: Runs, fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_head.token = None
+    fake_head.add("127.0.0.1")
+    fake_head.add("10.255.255.1", alive=False)
+    seen(fake_head, monkeypatch)
+    lines: list[str] = []
+    down(config(), lines.append)
+    assert fake_head.shut_down == [True]
+    assert lines == ["127.0.0.1: ended"]
+    fake_head.refuses = True
+    down(config(), lines.append)
+    assert lines[1:] == ["127.0.0.1: out of reach; its Ray ends a minute after the head"]
+    assert len(runs.calls) == 2
 
 
 def test_an_existing_token_is_kept_and_closed_to_others(runs: Runs, tmp_path: Path) -> None:
