@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
         local = {"_node_ip_address": "127.0.0.1", "_node_name": platform.node() or "localhost"}
         ray.init(address="local", include_dashboard=False, num_cpus=cpus, **local, **quiet)
         return
+    _require_answer(address)
     _authenticate(os.environ.get("RAY_AUTH_MODE") or ("token" if has_token() else "disabled"))
     try:
         ray.init(address=address, **quiet)
@@ -74,6 +76,20 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
         raise ClusterError(
             f"no Ray cluster answers at {address} ({type(error).__name__}): start one with `dfbench up`, "
             "or write --address with that of its head."
+        ) from error
+
+
+def _require_answer(address: str) -> None:
+    """Raise ClusterError at once where nobody listens: Ray itself would try for minutes, then end the process."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise ClusterError(
+            f"nobody answers at {address} ({error}): start a cluster with `dfbench up`, or write --address with that "
+            "of its head."
         ) from error
 
 
@@ -198,7 +214,10 @@ def hire(device: Device, target: TargetSpec, worker: type[Worker] = Worker) -> M
     """
     worker_id = f"{device.node.name}-{device.index}-{secrets.token_hex(3)}"
     remote = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(worker)
-    options = {"num_cpus": device.cpus, "num_gpus": device.gpus}
+    options: dict[str, Any] = {"num_cpus": device.cpus, "num_gpus": device.gpus}
+    faults = {name: value for name, value in os.environ.items() if name.startswith("DFBENCH_FAULT")}
+    if faults:
+        options["runtime_env"] = {"env_vars": faults}
     selector = {"ray.io/node-id": device.node.node_id}
     actor = remote.options(**options, label_selector=selector).remote(target, device.node.name, worker_id)
     return Member(device, worker_id, actor, loading=actor.load.remote())

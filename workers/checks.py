@@ -174,6 +174,8 @@ def _check_tokens(
     short = (rows.size > 0) & (rows.size != lengths)
     found.flag(short, lambda j: f"{rows.size[j]} token rows for {lengths[j]} tokens")
     usable = (rows.owner >= 0) & ~short[rows.owner]
+    if not usable.any():
+        return
     number, owner = rows.number, rows.owner
     token, position, top1, ties = (rows[name] for name in ("token_id", "position", "top1_id", "top_ties"))
     expected = flat[np.where(usable, begins[owner] + number, 0)]

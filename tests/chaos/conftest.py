@@ -1,0 +1,20 @@
+"""Lets the chaos trials import their kit, and gives them one cluster for all that do not break it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kit import Cluster
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    cluster = Cluster(nodes=1)
+    yield cluster
+    cluster.close()

@@ -1,0 +1,225 @@
+"""What chaos trials are made of: runs, drivers as processes of their own, a cluster to break, and the final check.
+
+A driver process is `python kit.py RUN [--address A] …`. It prints one JSON line when it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+
+BOUND_S = 150.0
+"""Nothing may hang longer than this, whatever is killed."""
+
+MARK = "DFBENCH_TRIAL"
+OPTIONS = {"cooldown_s": 3.0, "silence_s": 8.0, "patience_s": 60.0, "commit_s": 0.2, "grace_s": 3.0, "max_attempts": 9}
+
+
+class Drive:
+    """A driver in a process of its own, on a run, perhaps with a fault to happen in it or in its workers."""
+
+    def __init__(
+        self,
+        run: Path,
+        address: str,
+        *,
+        fault: str = "",
+        notes: Path | None = None,
+        clock_back_s: float = 0,
+        **options: Any,
+    ) -> None:
+        self.mark = uuid.uuid4().hex
+        environment = {**os.environ, MARK: self.mark}
+        if fault:
+            environment |= {"DFBENCH_FAULT": fault, "DFBENCH_FAULT_DIR": str(notes)}
+        command = [sys.executable, __file__, str(run), "--address", address, "--options", json.dumps(OPTIONS | options)]
+        command += ["--clock-back", str(clock_back_s)]
+        self.output = run.parent / f"driver-{self.mark[:6]}.txt"
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def wait(self, timeout: float = BOUND_S) -> int:
+        """The exit status; killing the process and failing when it takes longer than the bound."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"a driver hung for {timeout:.0f} s:\n{self.text()[-3000:]}") from None
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+
+def wait_for(condition: Any, what: str, timeout: float = 60.0) -> None:
+    """Wait until something holds; an AssertionError when it does not in time."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come within {timeout:.0f} s"
+        time.sleep(0.02)
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    """The events of this name in the run's log."""
+    path = run / "log" / "driver.jsonl"
+    if not path.is_file():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return [line for line in lines if line["event"] == name]
+
+
+def committed(run: Path) -> int:
+    """How many jobs the ledger calls done, seen from outside."""
+    from dfbench.cluster.ledger import Ledger
+
+    with Ledger.open(run, readonly=True) as ledger:
+        return ledger.counts().done
+
+
+def tally(run: Path) -> tuple[int, int]:
+    """(lost, duplicated) jobs of a finished run, by the rows on disk; and everything must be sound."""
+    import pyarrow.parquet as pq
+
+    from dfbench.cluster import upkeep
+    from dfbench.cluster.ledger import Ledger
+
+    with Ledger.open(run, readonly=True) as ledger:
+        seen: list[str] = []
+        for file in ledger.files("jobs"):
+            table = pq.read_table(run / file.name, columns=["job_id", "warmup", "pair_only"])
+            seen += [row["job_id"] for row in table.to_pylist() if not row["warmup"] and not row["pair_only"]]
+        total = ledger.counts().total
+        assert ledger.counts().failed == 0, [f for f, _ in ledger.failures()][-3:]
+        assert ledger.state == "done"
+    findings = upkeep.verify(run)
+    assert findings == [], findings[:5]
+    return total - len(set(seen)), len(seen) - len(set(seen))
+
+
+def processes(mark: str) -> list[int]:
+    """Processes that carry this mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def workers_of(run: Path) -> list[int]:
+    """Process ids of the run's workers that are still there, as the ledger knows them."""
+    from dfbench.cluster.ledger import Ledger
+
+    with Ledger.open(run, readonly=True) as ledger:
+        pids = [int(worker.facts["pid"]) for worker in ledger.workers() if worker.left_at is None]
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and b"ray::" in _cmdline(pid)]
+
+
+def _cmdline(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+class Cluster:
+    """A head and nodes on this machine, made to be broken. Every process of it is ours and dies with it."""
+
+    def __init__(self, nodes: int = 1, cpus: int = 2) -> None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex * 2)
+        from ray.cluster_utils import Cluster as RayCluster
+
+        # Deaths are noticed in seconds, so that trials are short.
+        health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 1000}
+        config = {**health, "health_check_failure_threshold": 4}
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": config}
+        self._ray = RayCluster(initialize_head=True, head_node_args=head)
+        self.address = self._ray.address
+        self.nodes = [self.add(cpus) for _ in range(nodes)]
+
+    def add(self, cpus: int = 2) -> Any:
+        return self._ray.add_node(num_cpus=cpus)
+
+    def remove(self, node: Any) -> None:
+        """SIGKILL a whole node: raylet, agents and workers."""
+        self._ray.remove_node(node, allow_graceful=False)
+
+    def raylet(self, node: Any) -> int:
+        """Process id of a node's raylet."""
+        (info,) = node.all_processes["raylet"]
+        return int(info.process.pid)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+@contextlib.contextmanager
+def cluster(nodes: int = 1, cpus: int = 2) -> Iterator[Cluster]:
+    made = Cluster(nodes, cpus)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def main() -> int:
+    """Drive a run; the exit status is 0 when it is done, 1 otherwise."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--address", default="local")
+    parser.add_argument("--options", type=json.loads, default={})
+    parser.add_argument("--clock-back", type=float, default=0)
+    given = parser.parse_args()
+    if given.clock_back:
+        _set_clock_back(given.clock_back)
+    from dfbench.cluster import driver
+    from dfbench.errors import DfbenchError
+
+    try:
+        result = driver.run(given.run, driver.Options(address=given.address, **given.options), on_note=print)
+    except DfbenchError as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        return 1
+    print(json.dumps({"state": result.state, "done": result.counts.done, "failed": result.counts.failed}))
+    return 0 if result.state == "done" and not result.counts.failed else 1
+
+
+def _set_clock_back(seconds: float) -> None:
+    """From a second on, this process's wall clock is behind by so much: `time.time` and `datetime.now`."""
+    import datetime as datetimes
+
+    began, real_time, real_ns, real_date = time.monotonic(), time.time, time.time_ns, datetimes.datetime
+
+    def back() -> float:
+        return seconds if time.monotonic() - began > 1.0 else 0.0
+
+    class Datetime(real_date):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return real_date.now(tz) - datetimes.timedelta(seconds=back())
+
+    time.time = lambda: real_time() - back()
+    time.time_ns = lambda: real_ns() - int(back() * 1e9)
+    datetimes.datetime = Datetime  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
