@@ -26,6 +26,7 @@ BUILT_IN = {
     "suffix": "dfbench.drafters.suffix:Suffix",
     "ngram-cache": "dfbench.drafters.ngram_cache:NgramCache",
     "ngram-trie": "dfbench.drafters.ngram_trie:NgramTrie",
+    "hybrid": "dfbench.drafters.hybrid:HybridDrafter",
 }
 
 
