@@ -171,15 +171,15 @@ def _choice(request: Json, response: Json, choice: Json, document: Json, kind: s
     output_ids, prompt_ids = _ids(choice.get("token_ids")), _ids(response.get("prompt_token_ids"))
     prompt_ids = prompt_ids or _ids(choice.get("prompt_token_ids"))
     exact = output_ids is not None and prompt_ids is not None
-    if isinstance(answer, Skip) and not exact:
+    if not exact and isinstance(answer, Skip):
         return answer
-    if not isinstance(answer, str) and not exact:
-        return Skip("an empty answer")
-    if answer == "" and not exact:
+    if not exact and not (isinstance(answer, str) and answer):
         return Skip("an empty answer")
     asked = _asked(request)
-    if isinstance(asked, Skip) and not exact:
-        return asked
+    if isinstance(asked, Skip):
+        if not exact:
+            return asked
+        asked = ()  # ids say all that is needed
     name, workload = identity(document)
     return Exchange(
         kind,

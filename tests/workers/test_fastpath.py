@@ -41,12 +41,12 @@ ARMS: list[tuple[str, dict[str, Any]]] = [
 
 
 def recordings() -> st.SearchStrategy[tuple[list[int], list[int], int]]:
-    """Prompt, output and cap: few distinct ids, so that drafts are hit and missed; an end of text or none."""
+    """Prompt, output and cap: few distinct ids, so that drafts are hit and missed, ends of text among them."""
 
     def make(
         vocab: int, prompt: list[int], output: list[int], ended: bool, cap: int
     ) -> tuple[list[int], list[int], int]:
-        prompt, output = [3 + t % vocab for t in prompt], [3 + t % vocab for t in output]
+        prompt, output = [EOS + t % vocab for t in prompt], [3 + t % vocab for t in output]
         return prompt, [*output, EOS] if ended else output, cap
 
     ids = st.integers(0, 10**6)

@@ -1,0 +1,378 @@
+"""Replays: exact against live runs, ordinary runs in every other respect, and private where asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from dfbench.analysis import stats
+from dfbench.analysis.store import open_run
+from dfbench.cluster import plan as plans
+from dfbench.cluster import predict, replay, runs, verify_cost
+from dfbench.cluster.cli import app
+from dfbench.cluster.commit import Committer, FinishedShard
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.replay import ReplayOptions
+from dfbench.cluster.runspec import ShardReader
+from dfbench.cluster.sources import SourceOptions
+from dfbench.cluster.sources_run import DIVERGED
+from dfbench.cluster.sweep import validate
+from dfbench.errors import OptionError, RunError, SweepError, UsageError, WorkloadError
+from dfbench.workers.actor import Worker
+
+ARMS: list[Any] = [
+    "ar",
+    "pld",
+    {"name": "hf", "drafter": "pld", "preset": "hf"},
+    {"name": "original", "drafter": "pld", "preset": "original"},
+    "cacheback",
+    {"name": "tree", "drafter": "cacheback", "draft": "tree"},
+    {"name": "merged", "drafter": "cacheback", "draft": "tree", "merge": True, "queries": 24},
+    "suffix",
+    {"name": "suffix-tree", "drafter": "suffix", "mode": "tree"},
+    {"name": "past", "drafter": "suffix", "cached_requests": 10},
+    "ngram-cache",
+    "sam",
+]
+Alter = Callable[[dict[str, pa.Table]], dict[str, pa.Table]]
+
+
+def run_here(run_dir: Path, alter: Alter = lambda tables: tables) -> Path:
+    """What a driver does with one worker, in this process."""
+    with Ledger.open(run_dir) as ledger:
+        ledger.begin()
+        reader, worker = ShardReader(run_dir, ledger.run), Worker(ledger.run.target, node="here")
+        ready = worker.load()
+        ledger.add_worker(worker.worker_id, "here", ready.facts.device, ready.info)
+        committer = Committer(ledger, () if ledger.run.ignore_eos else ready.eos_ids)
+        for row in ledger.pending(10_000):
+            shard = FinishedShard(reader.shard(row), worker.worker_id)
+            for part in worker.run(shard.spec):
+                assert [outcome.message for outcome in part.outcomes if outcome.kind] == []
+                shard.parts.append(part.__class__(**{**vars(part), "tables": alter(part.tables)}))
+            committer.add(shard)
+        assert all(not outcome.failures for outcome in committer.flush())
+        assert ledger.end() == "done"
+    return run_dir
+
+
+def live(run_dir: Path, alter: Alter = lambda tables: tables, **changes: Any) -> Path:
+    """A run of the scripted target, which has text that repeats and an end of text."""
+    sweep = {
+        "name": "live",
+        "target": "scripted",
+        "scripted": {"prompts": 5, "period": 9, "eos_at": 37, "prompt_tokens": 20},
+        "workloads": ["one", "two"],
+        "arms": ARMS,
+        "max_new_tokens": 30,
+        "warmup": 0,
+        **changes,
+    }
+    runs.create(run_dir, plans.plan(validate(sweep)))
+    return run_here(run_dir, alter)
+
+
+def replayed(run_dir: Path, source: Path, arms: list[Any], **options: Any) -> Path:
+    """A replay of a source, run here."""
+    own = {key: options.pop(key) for key in ("max_new_tokens", "shard_tokens", "name") if key in options}
+    made = ReplayOptions(SourceOptions(**options), **own)
+    prepared = replay.prepare(replay.open_source(source, made.source), arms_of(arms), made)
+    replay.create(run_dir, prepared)
+    return run_here(run_dir)
+
+
+def arms_of(arms: list[Any]) -> Any:
+    sweep = validate({"name": "a", "target": "scripted", "workloads": ["w"], "arms": arms})
+    return sweep.arms
+
+
+def table(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    with Ledger.open(run_dir, readonly=True) as ledger:
+        return [row for file in ledger.files(name) for row in pq.read_table(run_dir / file.name).to_pylist()]
+
+
+STEP = ("step", "position", "queries", "drafted", "depth", "accepted", "emitted")
+
+
+def steps(run_dir: Path) -> dict[tuple[str, str, str], list[tuple[int, ...]]]:
+    found: dict[tuple[str, str, str], list[tuple[int, ...]]] = {}
+    for row in table(run_dir, "steps"):
+        key = (row["workload"], row["prompt_id"], row["arm"])
+        found.setdefault(key, []).append(tuple(row[name] for name in STEP))
+    return found
+
+
+def traces(file: Path, count: int = 12, **extra: Any) -> Path:
+    rng = np.random.default_rng(5)
+    with file.open("w") as out:
+        for number in range(count):
+            phrase = rng.integers(10, 60, 8).tolist()
+            output = [*phrase, *rng.integers(60, 90, 5).tolist(), *phrase, *phrase]
+            row = {"workload": "ab"[number % 2], "prompt_id": f"p{number}", "prompt_ids": phrase, "output_ids": output}
+            out.write(json.dumps({**row, **extra}) + "\n")
+    return file
+
+
+# --- exact -----------------------------------------------------------------------------------------------------------
+
+
+def test_replay_of_a_live_run_is_exact(tmp_path: Path) -> None:
+    run = live(tmp_path / "live")
+    again = replayed(tmp_path / "again", run, ARMS)
+    expected, found = steps(run), steps(again)
+    assert found == expected
+    assert len(found) == 2 * 5 * len(ARMS)
+    assert {job["finish_reason"] for job in table(run, "jobs")} == {"eos"}
+    assert sum(row[STEP.index("accepted")] for rows in found.values() for row in rows) > 300
+
+
+def test_replay_of_a_carried_run_is_exact(tmp_path: Path) -> None:
+    arms = ["ar", "pld", {"name": "carried", "drafter": "cacheback", "cache": "carried"}]
+    run = live(tmp_path / "live", arms=arms)
+    again = replayed(tmp_path / "again", run, arms, shard_tokens=10)
+    assert steps(again) == steps(run)
+    with Ledger.open(again, readonly=True) as ledger:
+        assert ledger.counts().shards == {"done": 2}, "a workload with a carried arm is one shard"
+
+
+def test_a_run_without_an_end_of_text(tmp_path: Path) -> None:
+    run = live(tmp_path / "live", ignore_eos=True)
+    assert {job["finish_reason"] for job in table(run, "jobs")} == {"length"}
+    assert steps(replayed(tmp_path / "again", run, ARMS)) == steps(run)
+
+
+@pytest.mark.model
+def test_replay_of_smollm2_is_exact(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    texts = ["Repeat three times: the cat sat on the mat.", "def add(a, b):\n    return a + b\n\ndef sub(a, b):"]
+    prompts.write_text("".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(texts)))
+    made = live(
+        tmp_path / "live",
+        target="torch",
+        model={"id": "smollm2-135m-instruct", "dtype": "float32"},
+        scripted={},
+        workloads=[{"name": "w", "file": str(prompts)}],
+        max_new_tokens=24,
+        calibrate=False,
+    )
+    outputs = {(job["prompt_id"], job["arm"]): job["output_ids"] for job in table(made, "jobs")}
+    same = {key for key, output in outputs.items() if output == outputs[key[0], "ar"]}
+    assert len(same) >= 2 * len(ARMS) - 2, "float32 hardly ever diverges"
+    again = replayed(tmp_path / "again", made, ARMS)
+    expected, found = steps(made), steps(again)
+    assert {key: rows for key, rows in found.items() if key[1:] in same} == {
+        key: rows for key, rows in expected.items() if key[1:] in same
+    }
+    assert sum(row[STEP.index("accepted")] for rows in found.values() for row in rows) > 20
+
+
+def test_divergences_are_told(tmp_path: Path) -> None:
+    def alter(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
+        rows = tables["jobs"].to_pylist()
+        for row in rows:
+            if row["prompt_id"] == "p1" and row["arm"] == "pld":
+                row["output_ids"][0] += 1
+        return {**tables, "jobs": pa.Table.from_pylist(rows, schema=tables["jobs"].schema)}
+
+    run = live(tmp_path / "live", alter, arms=["ar", "pld"])
+    source = replay.open_source(run, SourceOptions())
+    list(source)
+    assert source.summary.notes[DIVERGED].count == 2
+    assert source.summary.notes[DIVERGED].places == ["one p1 pld", "two p1 pld"]
+
+
+# --- an ordinary run -------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_is_an_ordinary_run_without_times(tmp_path: Path) -> None:
+    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["ar", "pld"], shard_tokens=60)
+    jobs = table(run, "jobs")
+    assert len(jobs) == 24 and {job["target"] for job in jobs} == {"recorded"}
+    assert {job["wall_ns"] for job in jobs} == {None} and table(run, "tokens") == []
+    assert {job["engine"] for job in jobs} == {"recorded"}
+    with Ledger.open(run, readonly=True) as ledger:
+        assert ledger.counts().shards["done"] == 4, "three prompts of a workload make one shard"
+    connection = open_run(run)
+    mat = dict(connection.sql("select workload || arm, mat from mat").fetchall())
+    assert mat["aar"] == mat["bar"] == 1.0 and mat["apld"] > 1.4
+    assert connection.sql("select count(*) from cells where tokens_per_s is not null").fetchall() == [(0,)]
+    connection.close()
+
+
+def test_text_is_labelled_an_estimate(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    ids = {"prompt_token_ids": [1, 2], "choices": [{"token_ids": [3, 4, 3, 4], "message": {"content": "x"}}]}
+    file.write_text(json.dumps({"request": {"messages": [], "temperature": 1}, "response": ids}) + "\n")
+    run = replayed(tmp_path / "run", file, ["pld"])
+    assert {job["engine"] for job in table(run, "jobs")} == {"recorded, estimate"}
+    with Ledger.open(run, readonly=True) as ledger:
+        assert json.loads(ledger.meta("estimate")) == {"the answer was sampled (temperature above 0)": 1}
+        assert ledger.run.extra["replay"]["estimate"] is True
+
+
+def test_the_same_replay_goes_on_and_another_does_not(tmp_path: Path) -> None:
+    file = traces(tmp_path / "t.jsonl")
+
+    def prepared(*arms: str, **options: Any) -> replay.Replay:
+        made = ReplayOptions(SourceOptions(), **options)
+        return replay.prepare(replay.open_source(file, made.source), replay.parse_arms(list(arms)), made)
+
+    run = tmp_path / "run"
+    first = prepared("pld")
+    assert not runs.place(first, run).resumed
+    replay.create(run, first)
+    assert runs.place(prepared("pld"), run).resumed
+    with pytest.raises(RunError, match="another sweep"):
+        runs.place(prepared("pld", "cacheback"), run)
+    with pytest.raises(RunError, match="another sweep"):
+        runs.place(prepared("pld", max_new_tokens=5), run)
+    traces(file, 13)
+    with pytest.raises(RunError, match="another sweep"):
+        runs.place(prepared("pld"), run)
+
+
+def test_an_answer_may_be_replayed_in_part(tmp_path: Path) -> None:
+    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["pld"], max_new_tokens=7)
+    assert {len(job["output_ids"]) for job in table(run, "jobs")} == {7}
+
+
+def test_turns_carry_their_context(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    rows = [
+        {"prompt_id": "t", "turn": 0, "prompt_ids": [1, 2], "output_ids": [5, 6, 7, 8]},
+        {"prompt_id": "t", "turn": 1, "prompt_ids": [1, 2, 5, 6, 7, 8, 3], "output_ids": [5, 6, 7, 8]},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = replayed(tmp_path / "run", file, ["pld"])
+    assert [(job["prompt_id"], job["turn"]) for job in table(run, "jobs")] == [("t", 0), ("t#2", 1)]
+    assert [len(rows) for rows in steps(run).values()] == [3, 1], "the second turn is copied from the first"
+
+
+def test_predictions_follow_the_cost_curve(tmp_path: Path) -> None:
+    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["ar", "pld"])
+    flat = verify_cost.relative("flat", {1: 1.0, 100: 1.0})
+    steep = verify_cost.relative("steep", {1: 1.0, 2: 2.0, 100: 100.0})
+    by_arm = {(p.workload, p.arm): p for p in predict.predict(run, flat, stats.ratio_interval)}
+    assert by_arm["a", "ar"].speedup == 1.0
+    assert by_arm["a", "pld"].speedup == pytest.approx(by_arm["a", "pld"].mat), "free width: speedup is MAT"
+    assert by_arm["a", "pld"].prompts == 6
+    costly = {(p.workload, p.arm): p for p in predict.predict(run, steep, stats.ratio_interval)}
+    assert costly["a", "pld"].speedup < 1
+
+
+# --- refused ---------------------------------------------------------------------------------------------------------
+
+
+def test_arms_from_names_and_files(tmp_path: Path) -> None:
+    listed, mapped = tmp_path / "list.yaml", tmp_path / "map.yaml"
+    listed.write_text("- pld\n- {name: cb, drafter: cacheback, leader: 2}\n")
+    mapped.write_text("arms:\n  - suffix\n")
+    parsed = replay.parse_arms(["ar", "pld:hf", str(listed), str(mapped)])
+    assert [arm.name for arm in parsed] == ["ar", "pld-hf", "pld", "cb", "suffix"]
+    assert parsed[1].options["stop_at_eos"] is True and parsed[3].options["leader"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arms", "error", "message"),
+    [
+        ([], SweepError, "name drafters with --arms"),
+        (["pdl"], OptionError, "did you mean 'pld'"),
+        (["pld:fast"], UsageError, "fast"),
+        (["none.yaml"], SweepError, "does not exist"),
+        (["pld", "pld"], SweepError, "two arms are called 'pld'"),
+    ],
+)
+def test_bad_arms(arms: list[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        replay.parse_arms(arms)
+
+
+def test_an_arms_file_without_arms(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: x\n")
+    with pytest.raises(SweepError, match="holds no list of arms"):
+        replay.parse_arms([str(tmp_path / "a.yaml")])
+
+
+def test_what_learns_from_logits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="learns from the logits of rejected drafts"):
+        replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["recycling"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_source_without_answers_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(WorkloadError, match="--tokenizer"):
+        replayed(tmp_path / "run", file, ["pld"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_that_cannot_be_replayed(tmp_path: Path) -> None:
+    without = live(tmp_path / "a", arms=["pld"])
+    with pytest.raises(RunError, match="has no AR arm"):
+        replay.open_source(without, SourceOptions())
+    runs.create(
+        tmp_path / "b", plans.plan(validate({"name": "x", "target": "scripted", "workloads": ["w"], "arms": ["ar"]}))
+    )
+    with pytest.raises(RunError, match="no finished AR job"):
+        replayed(tmp_path / "c", tmp_path / "b", ["pld"])
+
+
+# --- private ---------------------------------------------------------------------------------------------------------
+
+
+def ids_on_disk(run_dir: Path) -> set[int]:
+    found = {i for row in table(run_dir, "jobs") for i in row["output_ids"]}
+    for row in pq.read_table(run_dir / "prompts.parquet").to_pylist():
+        found |= {*row["prompt_ids"], *(row["recorded_ids"] or ())}
+        assert row["text"] == "" and row["messages"] == "[]"
+    return found - {-1}
+
+
+def test_no_text_keeps_counts_and_steps_alone(tmp_path: Path) -> None:
+    file = traces(tmp_path / "t.jsonl")
+    plain = replayed(tmp_path / "plain", file, ["pld", "suffix"])
+    private = replayed(tmp_path / "private", file, ["pld", "suffix"], keep_text=False)
+    replay.forget_ids(private)
+    assert steps(private) == steps(plain)
+    assert ids_on_disk(plain) and ids_on_disk(private) == set()
+    lengths = {job["prompt_id"]: len(job["output_ids"]) for job in table(private, "jobs")}
+    assert lengths == {job["prompt_id"]: len(job["output_ids"]) for job in table(plain, "jobs")}
+    assert {row["prompt_sha"] for row in pq.read_table(private / "prompts.parquet").to_pylist()} == {""}
+    shared = {job["job_id"] for job in table(plain, "jobs")} & {job["job_id"] for job in table(private, "jobs")}
+    assert not shared, "a job id must not confirm a guessed text"
+
+
+def test_hashed_ids_give_the_same_steps(tmp_path: Path) -> None:
+    file = traces(tmp_path / "t.jsonl")
+    plain = replayed(tmp_path / "plain", file, ["pld", "cacheback", "suffix"])
+    hidden = replayed(tmp_path / "hidden", file, ["pld", "cacheback", "suffix"], hash_ids=True)
+    assert steps(hidden) == steps(plain)
+    assert len(ids_on_disk(hidden)) == len(ids_on_disk(plain)) and not ids_on_disk(hidden) & ids_on_disk(plain)
+
+
+# --- through Ray -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ray
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = traces(tmp_path / "t.jsonl")
+    with file.open("a") as out:
+        out.write('{"hello": 1}\n{"prompt_ids": [')
+    arguments = ["replay", "t.jsonl", "--arms", "pld", "--arms", "suffix", "--run", "run", "--no-text"]
+    result = CliRunner().invoke(app, [*arguments, "--verify-cost", "example"])
+    assert result.exit_code == 0, result.output
+    assert "not used: 1 × the last line is truncated (t.jsonl, line 14)" in result.output
+    assert "not used: 1 × no known kind of log (t.jsonl, line 13)" in result.output
+    assert "speedup_model" in result.output
+    assert steps(tmp_path / "run") == steps(replayed(tmp_path / "here", file, ["pld", "suffix"]))
+    assert ids_on_disk(tmp_path / "run") == set()
