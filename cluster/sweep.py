@@ -259,9 +259,12 @@ class Sweep(Section):
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=110)
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def canonical(value: Any) -> bytes:
     """Canonical JSON: sorted keys, no spaces, UTF-8. Two equal values give equal bytes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _CANONICAL.encode(value).encode()
 
 
 def validate(data: dict[str, Any], source: str = "the sweep") -> Sweep:
