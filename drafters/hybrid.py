@@ -30,7 +30,7 @@ Kind = tuple[int, int, int, int, int, int]
 
 NOT_THERE = 3
 UNKNOWN = 7
-PRIOR_TRIALS = 3.0
+PRIOR_TRIALS = 6.0
 """A kind's prior weighs as much as this many observed nodes."""
 RATE_STEPS = 20.0
 """`rate` weighs as much as this many steps."""
@@ -282,7 +282,13 @@ def _kinds(source: int, draft: Draft) -> list[tuple[int, Kind]]:
 
 
 def _prior(kind: Kind) -> float:
-    """A guess for a kind that was never seen: longer matches hold more often, second choices seldom do."""
-    _, match, _, _, rank, _ = kind
+    """A guess for a kind that was hardly seen: longer matches hold more often, second choices seldom do.
+
+    Where the drafter has an estimate, it weighs the guess: low classes are as rare as they say, but a continuation
+    seen once (one half) holds more often than that after a long match.
+    """
+    _, match, _, chance, rank, _ = kind
     first = (0.3, 0.3, 0.45, 0.6, 0.75, 0.75, 0.9, 0.9, 0.9)[match]
-    return first if rank == 0 else first / 4
+    if rank:
+        return first / 4
+    return first if chance == UNKNOWN else first * (0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 1.0)[chance]
