@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +23,9 @@ from dfbench.errors import RunError
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 
 PROMPTS_FILE = "prompts.parquet"
+GROUP_PROMPTS, GROUP_TOKENS = 4096, 500_000
+"""Most prompts, and about the most tokens, in a row group of the prompts file."""
+KEPT_GROUPS = 4
 
 PROMPTS = pa.schema(
     [
@@ -97,24 +103,32 @@ def write_prompts(run_dir: Path, prompts: Iterable[PromptSpec], warmups: Iterabl
     partial = run_dir / f".{PROMPTS_FILE}.part"
     with pq.ParquetWriter(partial, PROMPTS, compression="zstd") as writer:
         for warmup, group in ((False, prompts), (True, warmups)):
-            for batch in _batches(group, 4096):
+            for batch in _batches(group):
                 rows = [_prompt_row(prompt, warmup) for prompt in batch]
                 writer.write_table(pa.Table.from_pylist(rows, schema=PROMPTS))
     partial.replace(final)
 
 
 class ShardReader:
-    """Puts shards together from ledger rows and `prompts.parquet`."""
+    """Puts shards together from ledger rows and `prompts.parquet`.
+
+    Only names and places are kept; of the prompts themselves, the row groups that were asked for last.
+    """
 
     def __init__(self, run_dir: Path, run: RunSpec) -> None:
         path = run_dir / PROMPTS_FILE
         if not path.is_file():
             raise RunError(f"{path} is missing: submit the sweep again with --new.")
         self.run = run
-        self._table = pq.read_table(path, memory_map=True).combine_chunks()
+        self._file = pq.ParquetFile(path)
+        groups = self._file.metadata.num_row_groups
+        self._begins = [0, *accumulate(self._file.metadata.row_group(group).num_rows for group in range(groups))]
+        self._group = lru_cache(maxsize=KEPT_GROUPS)(self._file.read_row_group)
         self._place: dict[tuple[str, str], int] = {}
         self._warmup: dict[str, list[int]] = {}
-        keys = (self._table[name].to_pylist() for name in ("workload", "prompt_id", "warmup"))
+        names = ("workload", "prompt_id", "warmup")
+        table = self._file.read(columns=list(names))
+        keys = (table[name].to_pylist() for name in names)
         for row, (workload, prompt_id, warmup) in enumerate(zip(*keys, strict=True)):
             if warmup:
                 self._warmup.setdefault(workload, []).append(row)
@@ -147,7 +161,9 @@ class ShardReader:
         )
 
     def _read(self, row: int) -> PromptSpec:
-        given = {name: self._table[name][row].as_py() for name in PROMPTS.names}
+        group = bisect_right(self._begins, row) - 1
+        table = self._group(group)
+        given = {name: table[name][row - self._begins[group]].as_py() for name in PROMPTS.names}
         recorded = given["recorded_ids"]
         return PromptSpec(
             workload=given["workload"],
@@ -202,12 +218,15 @@ def _prompt_row(prompt: PromptSpec, warmup: bool) -> dict[str, Any]:
     }
 
 
-def _batches(items: Iterable[PromptSpec], size: int) -> Iterable[list[PromptSpec]]:
+def _batches(items: Iterable[PromptSpec]) -> Iterable[list[PromptSpec]]:
+    """Prompts in row groups of bounded size, however long they are."""
     batch: list[PromptSpec] = []
+    tokens = 0
     for item in items:
         batch.append(item)
-        if len(batch) == size:
+        tokens += len(item.prompt_ids) + len(item.recorded_ids or ())
+        if len(batch) == GROUP_PROMPTS or tokens >= GROUP_TOKENS:
             yield batch
-            batch = []
+            batch, tokens = [], 0
     if batch:
         yield batch
