@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from dfbench import __version__
+from dfbench.workers import telemetry
 from dfbench.workers.records import WorkerFacts
 from dfbench.workers.target import Target
 
@@ -177,7 +178,17 @@ def _device(device: torch.device) -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
+        **_driver(str(getattr(properties, "uuid", ""))),
     }
+
+
+def _driver(uuid: str) -> dict[str, Any]:
+    """Driver and clocks of a CUDA device, as NVML reports them; nulls where it has no answer."""
+    found = [device for device in telemetry.devices() if uuid and uuid in device.uuid]
+    if not found:
+        return dict.fromkeys(("driver", "sm_mhz", "memory_mhz", "power_limit_w"))
+    device = found[0]
+    return {name: getattr(device, name) for name in ("driver", "sm_mhz", "memory_mhz", "power_limit_w")}
 
 
 def _numerics() -> dict[str, Any]:

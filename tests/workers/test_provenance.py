@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dfbench import __version__
-from dfbench.workers import provenance
+from dfbench.workers import provenance, telemetry
 from dfbench.workers.engine import TorchTarget
 from dfbench.workers.spec import TargetSpec
 from dfbench.workers.target import ScriptedTarget
@@ -63,6 +63,18 @@ def test_a_target_without_a_model_reports_the_machine() -> None:
     assert facts["target"] == "scripted" and facts["cpu_cores"] >= 1 and facts["memory_bytes"] > 0
     row = provenance.record_facts(facts, "w")
     assert (row.model, row.engine, row.dtype) == ("scripted", "scripted", "none")
+
+
+def test_the_driver_is_that_of_the_device_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = dict.fromkeys(("memory_total", "memory_free", "temperature_c", "power_w", "reasons", "processes"))
+
+    def device(index: int, uuid: str) -> telemetry.Device:
+        more = {"driver": "580.1", "sm_mhz": 1000 + index, "memory_mhz": 9, "power_limit_w": 300.0}
+        return telemetry.Device(index=index, uuid=uuid, name="GPU", **more, **numbers)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(telemetry, "devices", lambda: [device(0, "GPU-aa"), device(1, "GPU-bb")])
+    assert provenance._driver("bb") == {"driver": "580.1", "sm_mhz": 1001, "memory_mhz": 9, "power_limit_w": 300.0}
+    assert set(provenance._driver("").values()) == {None}
 
 
 def test_an_installed_copy_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
