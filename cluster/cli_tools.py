@@ -53,6 +53,8 @@ def drafters(
 
 
 def _describe_drafter(name: str) -> dict[str, Any]:
+    from pydantic_core import to_jsonable_python
+
     from dfbench.drafters import registry
 
     cls, origin = registry.find(name), registry.source(name)
@@ -60,7 +62,7 @@ def _describe_drafter(name: str) -> dict[str, Any]:
         {
             "name": option,
             "type": _type_name(entry.annotation),
-            "default": entry.get_default(call_default_factory=True),
+            "default": to_jsonable_python(entry.get_default(call_default_factory=True)),
             "description": entry.description or "",
         }
         for option, entry in cls.Options.model_fields.items()
@@ -75,17 +77,22 @@ def _describe_drafter(name: str) -> dict[str, Any]:
 
 
 def _type_name(annotation: Any) -> str:
-    """`int`, `str | null`, `recent|earliest`: as a sweep file's writer thinks of it."""
-    from typing import Literal, get_args, get_origin
+    """`int`, `str | null`, `recent|earliest`, `list[int]`: as a sweep file's writer thinks of it."""
+    from typing import Annotated, Literal, get_args, get_origin
 
-    if get_origin(annotation) is Literal:
-        return "|".join(map(str, get_args(annotation)))
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "|".join(map(str, inner))
+    if origin is Annotated:
+        return _type_name(inner[0])
     if annotation is type(None):
         return "null"
-    if isinstance(annotation, type) and not get_args(annotation):
-        return annotation.__name__
-    inner = [_type_name(part) for part in get_args(annotation)]
-    return " | ".join(inner) if inner else str(annotation)
+    if not inner:
+        return str(getattr(annotation, "__name__", annotation))
+    names = [_type_name(part) for part in inner if part is not Ellipsis]
+    if origin in (list, tuple, set, dict):
+        return f"{'map' if origin is dict else 'list'}[{', '.join(names)}]"
+    return " | ".join(names)
 
 
 @workloads.callback()

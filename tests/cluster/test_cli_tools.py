@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dfbench.cluster import sweep_file
+from dfbench.cluster import cli_tools, sweep_file
 from dfbench.cluster.cli import app
 from dfbench.cluster.sweep import Workload
 from dfbench.cluster.workloads import load
@@ -38,6 +38,15 @@ def test_every_drafter_is_listed_with_every_option() -> None:
         assert name in text and entry["summary"] in text
         assert all(f"    {option}: " in text for option in fields)
         assert all(f"preset {preset}:" in text for preset in entry["presets"])
+
+
+def test_option_types_read_as_in_a_sweep_file() -> None:
+    from typing import Annotated, Literal
+
+    shown = [int, str | None, Literal["a", "b"], list[int], tuple[float, ...], dict[str, int], Annotated[int, "x"]]
+    assert [cli_tools._type_name(kind) for kind in shown] == [
+        *("int", "str | null", "a|b", "list[int]", "list[float]", "map[str, int]", "int"),
+    ]
 
 
 def test_one_drafter_and_an_unknown_one() -> None:
