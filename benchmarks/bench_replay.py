@@ -1,0 +1,256 @@
+"""How fast replay is: output tokens a second for each drafter, two workers against one, a whole tune, memory.
+
+    make bench-replay                       everything; minutes
+    python benchmarks/bench_replay.py --tokens 1000000 --only memory
+
+The path that is timed is a worker's: decode, drafter, rows, Arrow tables. CPU time is printed beside wall time, since
+other processes disturb the latter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dfbench.analysis import stats
+from dfbench.cluster import replay, tune, verify_cost
+from dfbench.cluster.commit import Committer, FinishedShard
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.runspec import ShardReader
+from dfbench.cluster.sources import LogSource, SourceOptions
+from dfbench.drafters import registry
+from dfbench.workers.actor import Worker
+from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
+
+TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces_smollm2.jsonl"
+ROUNDS = 5
+GOALS = {"pld": 200_000, "cacheback": 100_000, "suffix": 100_000, "cacheback-tree": 20_000}
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ar": ("ar", {}),
+    "pld": ("pld", {}),
+    "cacheback": ("cacheback", {}),
+    "suffix": ("suffix", {}),
+    "suffix-tree": ("suffix", {"mode": "tree"}),
+    "cacheback-tree": ("cacheback", {"draft": "tree"}),
+    "cacheback-merged": ("cacheback", {"draft": "tree", "merge": True}),
+    "sam": ("sam", {}),
+    "ngram-cache": ("ngram-cache", {}),
+    "ngram-trie": ("ngram-trie", {}),
+}
+
+
+def prompts() -> list[PromptSpec]:
+    """The recorded SmolLM2 answers where they are at hand, else made-up ones that repeat about as much."""
+    if TRACES.is_file():
+        rows = [json.loads(line) for line in TRACES.read_text().splitlines()]
+    else:
+        rows = [next(made_up(number)) for number in range(87)]
+    return [
+        PromptSpec(
+            row["workload"], f"{row['workload']}-{row['prompt_id']}", "bench", "", tuple(row["prompt_ids"]), "",
+            recorded_ids=tuple(row["output_ids"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def made_up(seed: int, length: int = 184) -> Iterator[dict[str, Any]]:
+    """Answers of about `length` tokens in which phrases return, without end."""
+    source = random.Random(seed)
+    while True:
+        phrases = [[source.randrange(3, 49_000) for _ in range(source.randrange(2, 9))] for _ in range(24)]
+        text: list[int] = []
+        while len(text) < 3 * length:
+            text += source.choice(phrases) if source.random() < 0.6 else [source.randrange(3, 49_000)]
+        yield {
+            "workload": "made-up",
+            "prompt_id": seed,
+            "prompt_ids": text[: 2 * length],
+            "output_ids": text[2 * length :],
+        }
+
+
+def shard(arm: ArmSpec, texts: list[PromptSpec]) -> ShardSpec:
+    jobs = tuple(JobSpec(f"{arm.name}-{text.prompt_id}", "bench", text.prompt_id, arm.name) for text in texts)
+    return ShardSpec("bench", "shard", "bench", tuple(texts), (arm,), jobs, max_new_tokens=2**20)
+
+
+def arm_spec(name: str) -> ArmSpec:
+    drafter, options = ARMS[name]
+    return ArmSpec(name, drafter, registry.parse_options(drafter, options).model_dump(mode="json"))
+
+
+def loaded() -> Worker:
+    worker = Worker(TargetSpec("recorded", model="bench"), node="bench")
+    worker.load()
+    return worker
+
+
+def work(worker: Worker, job: ShardSpec) -> int:
+    """Run a shard; the number of output tokens."""
+    return sum(part.tables["jobs"]["output_ids"].combine_chunks().flatten().__len__() for part in worker.run(job))
+
+
+def per_drafter() -> None:
+    """Output tokens a second on one core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    texts, worker = prompts(), loaded()
+    known = set(registry.names())
+    print(f"{'drafter':18}{'tokens/s (CPU)':>16}{'(wall)':>12}{'goal':>10}")
+    for name, (drafter, _) in ARMS.items():
+        if drafter not in known:
+            continue
+        job = shard(arm_spec(name), texts)
+        work(worker, job)  # compiles, where there is something to compile
+        cpu, wall = [], []
+        for _ in range(ROUNDS):
+            began, began_cpu = time.perf_counter(), time.process_time()
+            tokens = work(worker, job)
+            wall.append(tokens / (time.perf_counter() - began))
+            cpu.append(tokens / (time.process_time() - began_cpu))
+        goal = f"{GOALS[name]:,}" if name in GOALS else ""
+        print(f"{name:18}{statistics.median(cpu):16,.0f}{statistics.median(wall):12,.0f}{goal:>10}", flush=True)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def one_of(core: int, seconds: float, ready: Any, found: Any) -> None:
+    """One of several workers: as many rounds of `pld` as fit into some seconds."""
+    os.sched_setaffinity(0, {core})
+    worker, job = loaded(), shard(arm_spec("pld"), prompts())
+    work(worker, job)
+    ready.wait()
+    tokens, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        tokens += work(worker, job)
+    found.put(tokens / (time.perf_counter() - began))
+
+
+def rate(workers: int, seconds: float = 4.0) -> float:
+    context = multiprocessing.get_context("spawn")
+    ready, found = context.Barrier(workers), context.Queue()
+    running = [context.Process(target=one_of, args=(core, seconds, ready, found)) for core in range(workers)]
+    for process in running:
+        process.start()
+    total = sum(found.get() for _ in running)
+    for process in running:
+        process.join()
+    return float(total)
+
+
+def scaling() -> None:
+    """Two workers on two cores against one, taken in turns."""
+    ratios = [rate(2) / rate(1) for _ in range(3)]
+    listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"two cores against one: {statistics.median(ratios):.2f} × (goal 1.80; rounds {listed})", flush=True)
+
+
+def whole_tune() -> None:
+    """The built-in search space over the recorded answers."""
+    rows = list(LogSource(TRACES, SourceOptions())) if TRACES.is_file() else _recordings()
+    began, began_cpu = time.perf_counter(), time.process_time()
+    result = tune.tune(rows, verify_cost.load("example"), stats.ratio_interval)
+    print(
+        f"tune: {result.configurations} configurations over {len(rows)} answers, {result.evaluations} replays: "
+        f"{time.perf_counter() - began:.0f} s, {time.process_time() - began_cpu:.0f} s of CPU (goal 120)",
+        flush=True,
+    )
+
+
+def _recordings() -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "made-up.jsonl"
+        file.write_text("".join(json.dumps(next(made_up(n)) | {"prompt_id": n}) + "\n" for n in range(87)))
+        return list(LogSource(file, SourceOptions()))
+
+
+def memory(tokens: int) -> None:
+    """Resident memory of reading, planning and replaying a log of this many output tokens."""
+    with tempfile.TemporaryDirectory(prefix="dfbench-bench-") as name:
+        folder = Path(name)
+        written = _write_log(folder / "log.jsonl", tokens)
+        size = (folder / "log.jsonl").stat().st_size / 2**20
+        print(f"memory: a log of {written:,} output tokens, {size:.0f} MiB", flush=True)
+        process = psutil.Process()
+        warm = _watch("before", process)
+        options = replay.ReplayOptions(SourceOptions())
+        source = replay.open_source(folder / "log.jsonl", options.source)
+        prepared = replay.prepare(source, replay.parse_arms(["pld"]), options)
+        began = time.perf_counter()
+        replay.create(folder / "run", prepared)
+        _watch(f"read and planned in {time.perf_counter() - began:.0f} s", process)
+        began = time.perf_counter()
+        peak = _drive(folder / "run", lambda share: _watch(f"{share:.0%} replayed", process))
+        print(f"  replayed in {time.perf_counter() - began:.0f} s; {peak - warm:+.0f} MiB at the peak", flush=True)
+
+
+def _write_log(file: Path, tokens: int) -> int:
+    written, number = 0, 0
+    answers = made_up(1)
+    with file.open("w") as out:
+        while written < tokens:
+            row = next(answers)
+            out.write(json.dumps(row | {"prompt_id": f"p{number}"}) + "\n")
+            written, number = written + len(row["output_ids"]), number + 1
+    return written
+
+
+def _watch(what: str, process: psutil.Process) -> float:
+    resident = process.memory_info().rss / 2**20
+    print(f"  {resident:6.0f} MiB  {what}", flush=True)
+    return float(resident)
+
+
+def _drive(run_dir: Path, watch: Callable[[float], float]) -> float:
+    """What a driver with one worker does, in this process."""
+    with Ledger.open(run_dir) as ledger:
+        ledger.begin()
+        reader, worker = ShardReader(run_dir, ledger.run), Worker(ledger.run.target, node="bench")
+        ready = worker.load()
+        committer = Committer(ledger, ready.eos_ids)
+        total, done, after, marks, peak = sum(ledger.counts().shards.values()), 0, -1, 0.1, 0.0
+        while rows := ledger.pending(64, after):
+            for row in rows:
+                finished = FinishedShard(reader.shard(row), worker.worker_id)
+                finished.parts.extend(worker.run(finished.spec))
+                committer.add(finished)
+                after, done = row.position, done + 1
+                if committer.due():
+                    committer.flush()
+            if done / total >= marks:
+                peak, marks = max(peak, watch(done / total)), marks + 0.3
+        committer.flush()
+        return max(peak, watch(1.0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=["drafters", "scaling", "tune", "memory"])
+    parser.add_argument("--tokens", type=int, default=10_000_000, help="size of the log whose memory is watched")
+    given = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {load:.1f} before this began", flush=True)
+    parts: dict[str, Callable[[], None]] = {
+        "drafters": per_drafter,
+        "scaling": scaling,
+        "tune": whole_tune,
+        "memory": lambda: memory(given.tokens),
+    }
+    for name, part in parts.items():
+        if given.only in (None, name):
+            part()
+
+
+if __name__ == "__main__":
+    main()
