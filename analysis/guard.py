@@ -103,7 +103,7 @@ def coverage(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
 
 
 def rows(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
-    """The token and step rows of every job add up to its output."""
+    """The token and step rows of every job add up to its output, which is no longer than it may be."""
     query = """
         with counted as (
             select job_id, attempt, count(*) as n, bool_and(top1_id = token_id) as argmax
@@ -112,11 +112,12 @@ def rows(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
         fed as (select job_id, attempt, sum(emitted) as emitted from steps group by all)
         select workload, arm, prompt_id,
             len(output_ids) as tokens, coalesce(emitted, 0) + 1 as stepped, n as token_rows, argmax,
-            target, drafter
+            target, drafter, max_new_tokens,
+            len(list_filter(output_ids[:-2], lambda token: list_contains($ends, token))) as inner_ends
         from raw_jobs left join counted using (job_id, attempt) left join fed using (job_id, attempt)
         where not warmup
     """
-    for row in _rows(con, query):
+    for row in _rows(con, query, {"ends": _ends(con)}):
         where = f"{row['workload']}/{row['arm']} '{row['prompt_id']}'"
         timed_alone = row["stepped"] == 1 and row["token_rows"] is None and row["drafter"].startswith("hf-")
         if timed_alone:
@@ -125,6 +126,10 @@ def rows(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
             yield f"{where}: its steps emit {row['stepped']} tokens, its output has {row['tokens']}."
         if row["target"] == "torch" and row["token_rows"] != row["tokens"]:
             yield f"{where}: {row['token_rows'] or 0} token rows for {row['tokens']} tokens."
+        if row["tokens"] > row["max_new_tokens"]:
+            yield f"{where}: {row['tokens']} tokens at a cap of {row['max_new_tokens']}."
+        if row["inner_ends"]:
+            yield f"{where}: its output goes on after an end of text."
         if row["argmax"] is False:
             yield f"{where}: a token is not the argmax of the pass that emitted it."
 
@@ -160,10 +165,17 @@ def identity(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
     for workload, arms, counts in uneven:
         listed = ", ".join(f"{arm} {count}" for arm, count in zip(arms, counts, strict=True))
         yield f"{workload}: the plan does not have as many jobs for each arm ({listed})."
+    spec = _run_spec(con)
+    settings = {arm["name"]: arm["params"] for arm in spec.get("arms", [])}
     planned = {arm for (arm,) in con.execute("select distinct arm from plan").fetchall()}
-    for (arm,) in con.execute("select distinct arm from raw_jobs where not warmup order by arm").fetchall():
+    for arm in sorted(settings.keys() - planned):
+        yield f"the plan has no job of arm '{arm}'."
+    made = con.execute("select distinct arm, params from raw_jobs where not warmup order by all").fetchall()
+    for arm, params in made:
         if arm not in planned:
             yield f"there are outputs of arm '{arm}', which the plan does not have."
+        elif arm in settings and json.loads(params) != settings[arm]:
+            yield f"outputs of arm '{arm}' were made with {params}, the run's settings are {json.dumps(settings[arm])}."
 
 
 def figures(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
@@ -188,10 +200,11 @@ def figures(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
         cell = (workload, arm, device)
         if cell not in tokens or not steps.get(cell):
             continue
-        if n != tokens[cell] or s != steps[cell] or not math.isclose(mat, tokens[cell] / steps[cell], rel_tol=1e-9):
+        counted = tokens[cell] / steps[cell]
+        if (n, s) != (tokens[cell], steps[cell]) or not math.isclose(mat, counted, rel_tol=1e-9):
             yield (
-                f"{workload}/{arm}: the view `mat` has {mat:.4f} from {n} tokens and {s} steps, the rows give"
-                f" {tokens[cell] / steps[cell]:.4f} from {tokens[cell]} and {steps[cell]}."
+                f"{workload}/{arm}: the view `mat` has {mat or math.nan:.4f} from {n} tokens and {s or 0} steps, the"
+                f" rows give {counted:.4f} from {tokens[cell]} and {steps[cell]}."
             )
     missing = {cell for cell in tokens if steps.get(cell)} - {tuple(row[:3]) for row in shown}
     for workload, arm, _ in sorted(missing):
@@ -243,12 +256,14 @@ def teacher(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
 
 
 def bias(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
-    """No arm's logits are shifted as a whole, however little."""
+    """In 16-bit arithmetic, whose bound is wide: no arm's logits are shifted as a whole, however little."""
     query = """
-        select workload, arm, device, dtype, list(delta_ulp), list(delta_relative)
-        from guard_scores where kind = 'teacher' and delta_ulp is not null group by all
+        select workload, arm, device, list(delta_ulp)
+        from guard_scores
+        where kind = 'teacher' and delta_ulp is not null and dtype in ('bfloat16', 'float16')
+        group by all order by all
     """
-    for workload, arm, device, _dtype, deltas, _ in con.execute(query).fetchall():
+    for workload, arm, device, deltas in con.execute(query).fetchall():
         values = np.asarray(deltas)
         if len(values) < 100:
             continue
@@ -302,6 +317,20 @@ CHECKS: dict[str, Check] = {
 """Every check by name."""
 
 
+def _run_spec(con: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+    """The settings that the run was planned with, as its ledger has them."""
+    row = con.execute("select value from ledger_meta where key = 'run'").fetchone()
+    return json.loads(row[0]) if row else {}
+
+
+def _ends(con: duckdb.DuckDBPyConnection) -> list[int]:
+    """The ids that end an output in this run; none where the run ignores them."""
+    if _run_spec(con).get("ignore_eos"):
+        return []
+    facts = [json.loads(text) for (text,) in con.execute("select facts from workers").fetchall() if text]
+    return sorted({token for fact in facts for token in fact.get("eos_ids", [])})
+
+
 def _unresolved_at_all(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
     for workload, arm, prompt_id, position in con.execute(
         "select workload, arm, prompt_id, position from divergences where class = 'unresolved'"
@@ -345,7 +374,7 @@ def _notes(con: duckdb.DuckDBPyConnection) -> list[str]:
     return notes
 
 
-def _rows(con: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
-    cursor = con.execute(query)
+def _rows(con: duckdb.DuckDBPyConnection, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    cursor = con.execute(query, parameters)
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
