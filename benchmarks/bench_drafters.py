@@ -1,0 +1,162 @@
+"""What drafting costs: µs a step (propose + observe), start-up and memory of every drafter by context length.
+
+    python benchmarks/bench_drafters.py [--contexts 1000 8000 32000 128000] [--steps 400] [--only NAME …]
+
+The text is made up: tokens by Zipf's law, half of it copied from earlier, so that drafters find matches of all lengths.
+Steps go through the text as a target would: what a draft guesses right is emitted with one token more.
+Goals, on one core: median at 32k at most 50 µs for chains and 300 µs for trees; at 128k at most 1.5 times that at 1k.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+import tracemalloc
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dfbench.drafters import registry
+from dfbench.drafters.base import Draft, Drafter, DrafterContext, Verified
+from dfbench.workers.loop import accept
+
+VOCAB = 49_152
+CONTEXTS = (1_000, 8_000, 32_000, 128_000)
+GOALS = {"chain": 50.0, "tree": 300.0}
+GROWTH = 1.5
+
+TREES: dict[str, list[dict[str, Any]]] = {
+    "cacheback": [{"draft": "tree"}],
+    "suffix": [{"mode": "tree", "factor": 4.0, "max_draft": 96}],
+    "ngram-trie": [{"index_prompt": True}, {"index_prompt": True, "draft_tokens": 97}],
+    "hybrid": [{"cost": [[1, 1.0], [16, 1.3], [64, 3.2]]}],
+}
+"""Beside the defaults: trees of 96 nodes, prompts indexed, budgets that know the cost."""
+
+
+class Row(NamedTuple):
+    """One drafter at one context. `kind`: chain or tree, as its drafts were."""
+
+    median_us: float
+    p99_us: float
+    start_ms: float
+    memory_mb: float
+    kind: str
+    nodes: float
+
+
+def text(length: int, seed: int = 7) -> list[int]:
+    """Token ids that repeat themselves as prompts and outputs do."""
+    rng = np.random.default_rng(seed)
+    fresh = (rng.zipf(1.2, length) % VOCAB).tolist()
+    tokens: list[int] = fresh[:64]
+    while len(tokens) < length:
+        size = int(rng.integers(3, 40))
+        if rng.random() < 0.5:
+            begin = int(rng.integers(0, max(1, len(tokens) - size)))
+            tokens += tokens[begin : begin + size]
+        else:
+            tokens += fresh[len(tokens) : len(tokens) + size]
+    return tokens[:length]
+
+
+def measure(name: str, options: dict[str, Any], context: int, steps: int) -> Row:
+    """Start on `context` tokens, then walk through the text that follows."""
+    tokens = text(context + steps * 12)
+    drafter = registry.create(name, options, DrafterContext(vocab_size=VOCAB))
+    drafter.start(tokens[:1000])  # compiles what has to be
+    _walk(drafter, tokens, 1000, 50)
+    drafter.reset()
+    prompt = tokens[:context]
+    gc.collect()
+    tracemalloc.start()
+    drafter.start(prompt)
+    memory = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    drafter.reset()
+    gc.collect()
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        drafter.start(prompt)
+        start = time.perf_counter() - began
+        times, drafts = _walk(drafter, tokens, context, steps)
+    finally:
+        gc.enable()
+    kind = "tree" if any(draft.parents is not None for draft in drafts) else "chain"
+    nodes = statistics.mean(len(draft.tokens) for draft in drafts)
+    times.sort()
+    return Row(statistics.median(times), times[int(len(times) * 0.99)], start * 1e3, memory / 1e6, kind, nodes)
+
+
+def _walk(drafter: Drafter, tokens: list[int], at: int, steps: int) -> tuple[list[float], list[Draft]]:
+    """Steps from position `at` on; µs of each propose and observe together, and the drafts."""
+    drafter.observe(tokens[at : at + 1])
+    at += 1
+    times: list[float] = []
+    drafts: list[Draft] = []
+    rng = np.random.default_rng(1)
+    for _ in range(steps):
+        if at + 128 > len(tokens):
+            break
+        began = time.perf_counter_ns()
+        draft = drafter.propose(96)
+        proposed = time.perf_counter_ns()
+        depths = [0, *draft.depths()]
+        _, emitted = accept(draft, [tokens[at + depth] for depth in depths])
+        verified = None
+        if drafter.top_k:
+            ids = rng.integers(0, VOCAB, (len(depths), drafter.top_k))
+            verified = Verified((tokens[at - 1], *draft.tokens), ids)
+        resumed = time.perf_counter_ns()
+        drafter.observe(emitted, verified)
+        times.append((proposed - began + time.perf_counter_ns() - resumed) / 1e3)
+        drafts.append(draft)
+        at += len(emitted)
+    return times, drafts
+
+
+def main() -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--only", nargs="+", default=None, metavar="NAME")
+    arguments = parser.parse_args()
+    table = Table("drafter", "options", "context", "kind", "nodes", "median µs", "p99 µs", "start ms", "MB", "growth")
+    for name in arguments.only or registry.names():
+        for options in ({}, *TREES.get(name, [])):
+            first = None
+            for context in arguments.contexts:
+                row = measure(name, options, context, arguments.steps)
+                first = first or row
+                table.add_row(*_cells(name, options, context, row, first))
+    Console(width=150).print(table)
+
+
+def _cells(name: str, options: dict[str, Any], context: int, row: Row, first: Row) -> list[str]:
+    """One line; a goal that is missed is marked."""
+    growth = row.median_us / first.median_us if first.median_us else 1.0
+    slow = " !" if context == 32_000 and row.median_us > GOALS[row.kind] else ""
+    steep = " !" if context == 128_000 and growth > GROWTH else ""
+    shown = ", ".join(f"{key}={value}" for key, value in options.items()) or "defaults"
+    return [
+        name,
+        shown,
+        f"{context:,}",
+        row.kind,
+        f"{row.nodes:.1f}",
+        f"{row.median_us:.1f}{slow}",
+        f"{row.p99_us:.1f}",
+        f"{row.start_ms:.1f}",
+        f"{row.memory_mb:.1f}",
+        f"{growth:.2f}{steep}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
