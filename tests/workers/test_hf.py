@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from dfbench.drafters.base import DrafterContext
 from dfbench.drafters.registry import create
-from dfbench.workers import checks
+from dfbench.workers import actor, calibrate, checks
 from dfbench.workers.engine import TorchTarget
 from dfbench.workers.hf import hf_decode, hf_run
 from dfbench.workers.loop import decode
@@ -76,3 +76,23 @@ def test_its_rows_pass_the_checks_and_only_its(target: TorchTarget) -> None:
 
     assert found("hf-pld") == {}
     assert "its steps end at position 1" in found("pld")["j", 1]
+
+
+def test_a_worker_runs_the_arm_and_calibrates(target: TorchTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "load_target", lambda spec: target)
+    monkeypatch.setitem(calibrate.READ_BYTES, "cpu", 1 << 16)
+    worker = actor.Worker(target.spec, "here", "w0")
+    worker.load()
+    arms = (ArmSpec("ar", "ar"), ArmSpec("theirs", "hf-pld", {"draft_len": 4}), ArmSpec("ours", "pld"))
+    jobs = tuple(JobSpec(arm.name, "w", "p", arm.name) for arm in arms)
+    shard = ShardSpec("r", "s", "w", (PromptSpec("w", "p", "s", "", PROMPT, "sha"),), arms, jobs, CAP)
+    parts = list(worker.run(shard))
+    assert [outcome.message for part in parts for outcome in part.outcomes] == ["", "", ""]
+    filled = [part.tables for part in parts if part.tables]
+    tables = {name: pa.concat_tables([part[name] for part in filled]) for name in ("jobs", "steps", "tokens")}
+    assert len({tuple(output) for output in tables["jobs"]["output_ids"].to_pylist()}) == 1
+    assert set(tables["steps"]["arm"].to_pylist()) == set(tables["tokens"]["arm"].to_pylist()) == {"ar", "ours"}
+    assert checks.breaches(tables["jobs"], tables["steps"], tables["tokens"]) == {}
+    measured = worker.calibrate("r").to_pylist()
+    assert {row["kind"] for row in measured} == {"read"}  # a context of 256 does not fit a model of 256 positions
+    assert {row["run_id"] for row in measured} == {"r"}
