@@ -483,7 +483,7 @@ def settings_of(mutant: Mutant, plain: Any) -> dict[str, Any]:
     if settings.pop("doubled", False):
         settings["prompts"] = [dataclasses.replace(p, prompt_ids=(BOS, *p.prompt_ids)) for p in plain.prompts]
     if settings.pop("warm", False):
-        settings["warmups"] = [dataclasses.replace(plain.prompts[0], prompt_id="w0")]
+        settings["warmups"] = [dataclasses.replace(plain.prompts[3], prompt_id="w0")]
     if settings.pop("end", False):
         settings |= with_an_end_inside_a_draft(plain)
     if count := settings.pop("count", 0):
