@@ -64,6 +64,8 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "dfbench"}
     if address == "local":
         _authenticate("token", os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32))
+        # Ray starts workers at a lower priority than everything else; what is measured should not wait behind it.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         cpus = max(os.cpu_count() or 1, workers or 0)
         local = {"_node_ip_address": "127.0.0.1", "_node_name": platform.node() or "localhost"}
         ray.init(address="local", include_dashboard=False, num_cpus=cpus, **local, **quiet)
