@@ -64,7 +64,7 @@ def join(head_address: str, options: JoinOptions, say: Callable[[str], None]) ->
     if options.block:
         os.execvpe(command[0], [*command, "--block"], environment)
     known = {node.node_id for node in head.nodes}
-    start.run(command, environment)
+    start.run(command, environment, lambda: processes.end(_here(head, own), LEAVE_PATIENCE_S))
     _wait_until_seen(head, known)
     return f"to leave: dfbench join --leave {head.address}"
 
@@ -125,17 +125,21 @@ def head_versions(head: Head) -> dict[str, str]:
 
 def _check_here(head: Head, options: JoinOptions) -> Check:
     """Whether this machine is a node of this head already, at the address that it would have."""
-    own = options.address or start.own_address(head.address)
+    here = _here(head, options.address or start.own_address(head.address))
+    if here:
+        return Check("node", "already joined", f"it is a node already (process {here[0].pid})")
+    return Check("node", f"{start.device_name()}, not joined yet")
+
+
+def _here(head: Head, own: str) -> list[psutil.Process]:
+    """The nodes of this head that run on this machine at this address."""
     if own == "127.0.0.1" and head.node:
         own = head.node.address  # What Ray makes of it.
-    here = [
+    return [
         process
         for process, address in processes.raylets(head=False)
         if address == gcs_address(head) and processes.own_address(process) == own
     ]
-    if here:
-        return Check("node", "already joined", f"it is a node already (process {here[0].pid})")
-    return Check("node", f"{start.device_name()}, not joined yet")
 
 
 def _check_memory() -> Check:

@@ -190,7 +190,7 @@ def up_here(options: HeadOptions, say: Callable[[str], None]) -> str:
     environment = start.environment(auth=not options.open)
     if options.block:
         os.execvpe(command[0], [*command, "--block"], environment)
-    start.run(command, environment)
+    start.run(command, environment, lambda: _end_head(options.port))
     return address
 
 
@@ -200,7 +200,11 @@ def down_here(port: int, say: Callable[[str], None]) -> None:
     heads = [(raylet, at) for raylet, at in processes.raylets(head=True, labelled=True) if at.endswith(ending)]
     if not heads:
         raise ClusterError(f"no head that dfbench started serves port {port} of this machine: there is nothing to end.")
-    for raylet, address in heads:
-        processes.end([raylet], patience_s=35)
-        processes.end(processes.head_processes(address), patience_s=3)
-        say(f"ended the head at {address}")
+    _end_head(port)
+    say(f"ended the head at {heads[0][1]}")
+
+
+def _end_head(port: int) -> None:
+    """End the node first, which drains, and then what serves it."""
+    processes.end([raylet for raylet, at in processes.raylets(head=True) if at.endswith(f":{port}")], patience_s=35)
+    processes.end(processes.head_processes(port), patience_s=3)

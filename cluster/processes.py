@@ -35,20 +35,20 @@ def own_address(raylet: psutil.Process) -> str:
         return ""
 
 
-def head_processes(address: str) -> list[psutil.Process]:
-    """The processes that make up the head at `address`, apart from its raylet."""
-    port = address.rpartition(":")[2]
-    return [process for process, words in _own() if _serves(words, port) or _belongs(words, address)]
+def head_processes(port: int) -> list[psutil.Process]:
+    """The processes that make up the head that serves this port of this machine, apart from its node."""
+    return [process for process, words in _own() if _serves(words, port) or _belongs(words, port)]
 
 
-def _serves(words: list[str], port: str) -> bool:
-    return Path(words[0]).name == "gcs_server" and _flag(words, "--gcs_server_port") == port
+def _serves(words: list[str], port: int) -> bool:
+    return Path(words[0]).name == "gcs_server" and _flag(words, "--gcs_server_port") == str(port)
 
 
-def _belongs(words: list[str], address: str) -> bool:
+def _belongs(words: list[str], port: int) -> bool:
+    """Whether this is one of the programs that run beside a head, which is on the same machine."""
     if not any(word.endswith(_HEAD_PROGRAMS) for word in words):
         return False
-    return address in (_flag(words, "--gcs-address"), _flag(words, "--address"))
+    return any(_flag(words, flag).endswith(f":{port}") for flag in ("--gcs-address", "--address"))
 
 
 def _own() -> Iterator[tuple[psutil.Process, list[str]]]:

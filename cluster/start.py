@@ -11,7 +11,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dfbench.cluster import stack
@@ -20,6 +20,7 @@ from dfbench.errors import ClusterError
 from dfbench.workers import telemetry
 
 PORTS = "6380-6479"
+_TOO_SLOW = "timed out during startup"
 HEALTH_CHECK = {
     # Three missed checks of 3 s, one each 2 s: a dead cable shows after about 15 s instead of Ray's 64 s. Much tighter
     # and a node that is merely busy is declared dead.
@@ -83,12 +84,20 @@ def ray(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "ray.scripts.scripts", *arguments]
 
 
-def run(command: list[str], environment: dict[str, str]) -> None:
-    """Run a `ray start` that returns. Raises ClusterError with Ray's last line when it fails."""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
+def run(command: list[str], environment: dict[str, str], clean: Callable[[], None]) -> None:
+    """Run a `ray start` that returns; `clean` ends what a failed one left. Raises ClusterError with Ray's last line.
+
+    Ray gives a node 30 s to come up and has no setting for it: on a machine that is busy now, a second try is due.
+    """
+    for last in (False, True):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return
+        clean()
         said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise ClusterError(f"Ray did not start: {said[-1].rstrip('.') if said else f'exit status {done.returncode}'}.")
+        reason = said[-1].rstrip(".") if said else f"exit status {done.returncode}"
+        if last or _TOO_SLOW not in reason:
+            raise ClusterError(f"Ray did not start: {reason}.")
 
 
 def head_command(address: str, dashboard_port: int, ports: Ports, extra: list[str]) -> list[str]:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from dfbench.errors import ModelError
 from dfbench.workers.spec import TargetSpec
+
+if TYPE_CHECKING:
+    import torch
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 RUNTIME_BYTES = 700 * 10**6
@@ -84,6 +89,27 @@ def check_fit(config: Mapping[str, Any], spec: TargetSpec, context: int, device_
             f"{device} has {_gb(device_bytes)}: {way_out}."
         )
     return need
+
+
+def check_room(config: Mapping[str, Any], spec: TargetSpec, device: torch.device) -> None:
+    """Raise ModelError if the model cannot fit the device as it is now: said at once, not after minutes of loading.
+
+    On a GPU a context of one token must fit beside the weights; on the CPU the weights must, since memory is shared
+    there and pages can go. Weights that are packed are smaller than their dtype tells, and are not judged.
+    """
+    if not config or spec.options.get("quantization") or spec.options.get("gguf") == "packed":
+        return
+    if device.type == "cuda":
+        import torch
+
+        check_fit(config, spec, 1, torch.cuda.mem_get_info(device)[0], torch.cuda.get_device_name(device))
+        return
+    weights, free = footprint(config, spec).weights, psutil.virtual_memory().available
+    if weights > free:
+        raise ModelError(
+            f"{spec.model} in {spec.dtype} is {_gb(weights)} of weights and this machine has {_gb(free)} of memory "
+            "free: close something, or take a smaller model or a narrower dtype."
+        )
 
 
 def parameters(config: Mapping[str, Any]) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfbench.errors import ModelError, WorkloadError
-from dfbench.workers import model_cache
+from dfbench.workers import memory, model_cache
 from dfbench.workers.model_cache import quiet
 from dfbench.workers.spec import EMBEDDED_MODEL, PromptSpec, TargetSpec
 
@@ -316,6 +316,7 @@ def load_model(resolved: ResolvedModel, spec: TargetSpec) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     device = pick_device(spec.device)
+    memory.check_room(resolved.config, spec, device)
     arguments: dict[str, Any] = {
         "dtype": getattr(torch, spec.dtype),
         "attn_implementation": spec.attention,

@@ -32,6 +32,7 @@ from dfbench.errors import ClusterError, DfbenchError, UsageError
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 PROMPTS, ARMS = 24, 2
+INTRUDER = "127.0.0.66"
 SWEEP = f"""\
 name: steady
 target: scripted
@@ -139,6 +140,20 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def intruder(cluster: Cluster) -> subprocess.Popen[str]:
+    """A `ray start` without the token. Ray takes its time to refuse it, so it is started first and looked at later."""
+    environment = {**cluster.environment, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    where = [f"--address={cluster.address}", f"--node-ip-address={INTRUDER}", f"--temp-dir={cluster.folder}/intruder"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", *where],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 @pytest.fixture(autouse=True)
 def our_token(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs in the test's own process has the cluster's token too."""
@@ -206,21 +221,6 @@ def test_who_has_no_token_is_refused_everywhere(cluster: Cluster, monkeypatch: p
     assert refused.value.code == 401
 
 
-def test_ray_itself_takes_no_node_without_the_token(cluster: Cluster) -> None:
-    before = len(read_head(cluster.address).nodes)
-    environment = {**cluster.environment, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    words = ["start", f"--address={cluster.address}", f"--temp-dir={cluster.folder}/intruder", "--num-cpus=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ray.scripts.scripts", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode != 0
-    assert len(read_head(cluster.address).nodes) == before
-
-
 def test_a_sweep_goes_on_when_a_node_dies(cluster: Cluster) -> None:
     (cluster.folder / "sweep.yaml").write_text(SWEEP)
     run_dir = cluster.folder / "run"
@@ -256,6 +256,12 @@ def _at_work_on(run_dir: Path, node: str) -> bool:
         return book.counts().done > 0 and node in {names.get(worker) for worker in book.running().values()}
 
 
+def test_ray_itself_takes_no_node_without_the_token(cluster: Cluster, intruder: subprocess.Popen[str]) -> None:
+    said = intruder.communicate(timeout=120)[0]
+    assert intruder.returncode != 0, said
+    assert INTRUDER not in {node.name for node in read_head(cluster.address).nodes}
+
+
 def test_the_dead_node_is_listed_as_gone(cluster: Cluster) -> None:
     status, text = here("nodes", "--address", cluster.address)
     assert status == 1
@@ -274,9 +280,6 @@ def test_detached_the_head_drives_and_answers_from_afar(cluster: Cluster) -> Non
     assert "done, 6 of 6 jobs done" in cluster.fine("status", *at)
     query = "select count(distinct job_id) as ids from jobs where not warmup"
     assert cluster.fine("sql", query, "--format", "csv", *at).split() == ["ids", "6"]
-    wrong = cluster.run("sql", "select nonsense from jobs", *at)
-    assert wrong.returncode == 2
-    assert "nonsense" in wrong.stdout
     token = auth_token()
     assert token
     for file in (cluster.folder / "home").rglob("*"):

@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch, fake_head: FakeHead) -> list[tuple[
     """What would have been run; the stand-in head then sees the new node."""
     calls: list[tuple[list[str], dict[str, str]]] = []
 
-    def run(command: list[str], environment: dict[str, str]) -> None:
+    def run(command: list[str], environment: dict[str, str], clean: object) -> None:
         calls.append((command, environment))
         fake_head.add("10.0.0.2")
 
@@ -127,7 +127,7 @@ def test_a_node_joins_once(fake_head: FakeHead, started: list[Any], monkeypatch:
 
 
 def test_a_node_that_the_head_never_sees_is_an_error(fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "run", lambda command, environment: None)
+    monkeypatch.setattr(start, "run", lambda command, environment, clean: None)
     monkeypatch.setattr(joining, "VISIBLE_WITHIN_S", 0.6)
     with pytest.raises(ClusterError, match="does not see this node: open the ports"):
         join(fake_head.address, NO_MODEL, said()[1])
@@ -135,8 +135,22 @@ def test_a_node_that_the_head_never_sees_is_an_error(fake_head: FakeHead, monkey
 
 def test_ray_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-c", "import sys; print('a'); print('port in use.', file=sys.stderr); sys.exit(3)"]
-    with pytest.raises(ClusterError, match="Ray did not start: "):
-        start.run(command, dict(os.environ))
+    cleaned: list[bool] = []
+    with pytest.raises(ClusterError, match=r"Ray did not start: port in use\.$"):
+        start.run(command, dict(os.environ), lambda: cleaned.append(True))
+    assert cleaned == [True]
+
+
+def test_a_node_that_was_too_slow_is_tried_once_more(tmp_path: Path) -> None:
+    marker = tmp_path / "tried"
+    slow = "raise Exception('The current node timed out during startup. This could happen because')"
+    code = f"import pathlib; p = pathlib.Path({str(marker)!r})\nif not p.exists():\n    p.touch()\n    {slow}"
+    cleaned: list[bool] = []
+    start.run([sys.executable, "-c", code], dict(os.environ), lambda: cleaned.append(True))
+    assert cleaned == [True]
+    with pytest.raises(ClusterError, match="timed out during startup"):
+        start.run([sys.executable, "-c", slow], dict(os.environ), lambda: cleaned.append(True))
+    assert len(cleaned) == 3
 
 
 def test_block_becomes_rays_own_process(fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +344,7 @@ def test_command_lines_of_raylets_are_told_apart(monkeypatch: pytest.MonkeyPatch
         2: ["/x/raylet", "--gcs-address=10.0.0.1:6379"],
         3: ["/x/gcs_server", "--gcs_server_port=6379"],
         4: ["python", "/x/dashboard.py", "--gcs-address=10.0.0.1:6379"],
-        5: ["python", "/x/dashboard.py", "--gcs-address=10.0.0.2:6379"],
+        5: ["python", "/x/dashboard.py", "--gcs-address=10.0.0.1:16379"],
         6: ["python", "-m", "ray.util.client.server", "--address=10.0.0.1:6379"],
         7: [],
     }
@@ -344,4 +358,4 @@ def test_command_lines_of_raylets_are_told_apart(monkeypatch: pytest.MonkeyPatch
     assert [(p.pid, at) for p, at in processes.raylets(head=True)] == [(1, "10.0.0.1:6379")]
     assert [(p.pid, at) for p, at in processes.raylets(head=False)] == [(2, "10.0.0.1:6379")]
     assert list(processes.raylets(head=False, labelled=True)) == []
-    assert [p.pid for p in processes.head_processes("10.0.0.1:6379")] == [3, 4, 6]
+    assert [p.pid for p in processes.head_processes(6379)] == [3, 4, 6]

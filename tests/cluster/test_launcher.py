@@ -238,7 +238,7 @@ def test_an_existing_token_is_kept_and_closed_to_others(runs: Runs, tmp_path: Pa
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> list[tuple[list[str], dict[str, str]]]:
     calls: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(start, "run", lambda command, environment: calls.append((command, environment)))
+    monkeypatch.setattr(start, "run", lambda command, environment, clean: calls.append((command, environment)))
     return calls
 
 
@@ -270,10 +270,10 @@ def test_an_open_head_is_explicit_about_it(started: list[tuple[list[str], dict[s
 def test_down_here_ends_the_head_of_that_port(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[Any] = []
     heads = [("raylet-a", "10.0.0.1:6379"), ("raylet-b", "10.0.0.1:7000")]
-    monkeypatch.setattr(processes, "raylets", lambda head, labelled: iter(heads))
-    monkeypatch.setattr(processes, "head_processes", lambda address: [f"rest of {address}"])
+    monkeypatch.setattr(processes, "raylets", lambda head, labelled=False: iter(heads))
+    monkeypatch.setattr(processes, "head_processes", lambda port: [f"rest of {port}"])
     monkeypatch.setattr(processes, "end", lambda some, patience_s: ended.extend(some))
     down_here(7000, quiet)
-    assert ended == ["raylet-b", "rest of 10.0.0.1:7000"]
+    assert ended == ["raylet-b", "rest of 7000"]
     with pytest.raises(ClusterError, match="serves port 5000"):
         down_here(5000, quiet)

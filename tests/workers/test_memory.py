@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfbench.errors import ModelError
-from dfbench.workers.memory import Footprint, check_fit, footprint, parameters
+from dfbench.workers.memory import Footprint, check_fit, check_room, footprint, parameters
 from dfbench.workers.spec import TargetSpec
 
 QWEN3_8B: dict[str, Any] = {
@@ -127,3 +128,25 @@ def test_the_largest_context_is_the_largest(
         assert need.total(largest) <= device
     if largest < limit:
         assert need.total(largest + 1) > device
+
+
+def test_a_model_too_large_for_the_machine_is_refused_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    here = torch.device("cpu")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8 * 10**9))
+    with pytest.raises(ModelError, match=r"is 16\.4 GB of weights and this machine has 8\.0 GB"):
+        check_room(QWEN3_8B, BF16, here)
+    check_room(QWEN3_8B, replace(BF16, options={"quantization": {"quant_method": "bitsandbytes"}}), here)
+    check_room({}, BF16, here)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=17 * 10**9))
+    check_room(QWEN3_8B, BF16, here)
+
+
+def test_a_gpu_must_hold_more_than_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 4090")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(16.5e9), int(24e9)))
+    with pytest.raises(ModelError, match=r"and RTX 4090 has 16\.5 GB"):
+        check_room(QWEN3_8B, BF16, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(23e9), int(24e9)))
+    check_room(QWEN3_8B, BF16, torch.device("cuda"))
