@@ -28,6 +28,7 @@ from dfbench.errors import OptionError
 Kind = tuple[int, int, int, int, int, int]
 """Source, match, depth, chance, rank among siblings, rank in the other's draft: each in a few classes."""
 
+NAME = "hybrid"
 NOT_THERE = 3
 UNKNOWN = 7
 PRIOR_TRIALS = 6.0
@@ -47,7 +48,7 @@ class Part(Options):
     def _complete(cls, given: Any) -> Any:
         if isinstance(given, dict) and isinstance(given.get("drafter"), str):
             name, options = given["drafter"], given.get("options", {})
-            if name == HybridDrafter.name:
+            if name == NAME:
                 raise ValueError("a hybrid cannot hold a hybrid: name another drafter")
             try:
                 parsed = registry.parse_options(name, dict(options))
@@ -110,14 +111,14 @@ class Candidates(NamedTuple):
 class HybridDrafter(Drafter):
     """The two drafters, the counts of their accepted nodes, and the rate so far."""
 
-    name = "hybrid"
+    name = NAME
     summary = "A long copy and a wide tree behind one gate, cut to the nodes that pay for a pass's cost."
     Options = HybridOptions
     file_options: ClassVar[dict[str, str]] = {"cost_file": "cost_file_sha256"}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "sam": {
-            "long": {"drafter": "sam", "options": {"max_predicts": 40}},
-            "wide": {"drafter": "recycling"},
+            "long": Part(drafter="sam", options={"max_predicts": 40}).model_dump(),
+            "wide": Part(drafter="recycling").model_dump(),
             "gate": "match",
             "budget": 80,
         }
