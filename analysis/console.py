@@ -7,12 +7,13 @@ from typing import Any
 
 import duckdb
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from dfbench.analysis.checks import Check, checks
+from dfbench.analysis.compare import Comparison
 from dfbench.analysis.query import markdown_cell
 from dfbench.analysis.store import rows
 
@@ -21,14 +22,29 @@ SETUP = ("model", "revision", "dtype", "engine", "device", "stack")
 _MARKS = {"ok": ("✓", "green"), "finding": ("✗", "red"), "note": ("·", "yellow")}
 
 
+class Headline:
+    """The headline table, one for each set-up of the run, with the checks beneath. Print it with rich.
+
+    A narrow terminal gets the columns that matter most.
+    """
+
+    def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
+        self.groups = by_setup(con)
+        self.checks = checks(con)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for setup, cells in self.groups:
+            yield Text(setup_line(setup), style="bold")
+            yield _table(cells, options.max_width)
+        if not self.groups:
+            yield Text("No job of this run is finished: there is no figure to show yet.")
+        for check in self.checks:
+            yield _check_line(check)
+
+
 def headline(con: duckdb.DuckDBPyConnection) -> RenderableType:
-    """The headline table, one for each set-up of the run, with the checks beneath. Print it with rich."""
-    parts: list[RenderableType] = []
-    for setup, cells in by_setup(con):
-        parts += [Text(setup_line(setup), style="bold"), _table(cells)]
-    if not parts:
-        parts.append(Text("No job of this run is finished: there is no figure to show yet."))
-    return Group(*parts, *map(_check_line, checks(con)))
+    """The headline of an opened run, to be printed with rich."""
+    return Headline(con)
 
 
 def markdown(con: duckdb.DuckDBPyConnection) -> str:
@@ -74,23 +90,35 @@ def setup_line(setup: dict[str, str]) -> str:
     return f"{model}, {setup['dtype']}, {setup['engine']}, on {setup['device']} ({setup['stack']})"
 
 
+_OPTIONAL = (3, 9, 10, 8)
+"""Columns that a narrow terminal goes without, the first to go first."""
 _HEADS = ("workload", "arm", "prompts", "tokens/s", "MAT", "95 %", "speedup", "95 %", "bound", "drafted", "accepted")
 
 
-def _table(cells: Iterable[dict[str, Any]]) -> Table:
+def _table(cells: Iterable[dict[str, Any]], width: int) -> Table:
+    body = [_row(cell) for cell in cells]
+    kept = _fitting([list(_HEADS), *body], width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, head in enumerate(_HEADS):
-        table.add_column(head, justify="left" if number < 2 else "right", no_wrap=number != 1)
+    for number in kept:
+        table.add_column(_HEADS[number], justify="left" if number < 2 else "right", no_wrap=True)
     last = None
-    for cell in cells:
-        row = _row(cell)
-        if cell["workload"] == last:
-            row[0] = ""
-        elif last is not None:
+    for row in body:
+        first = "" if row[0] == last else row[0]
+        if last not in (None, row[0]):
             table.add_section()
-        last = cell["workload"]
-        table.add_row(*map(escape, row))
+        last = row[0]
+        table.add_row(*(escape(first if number == 0 else row[number]) for number in kept))
     return table
+
+
+def _fitting(body: list[list[str]], width: int) -> list[int]:
+    """Numbers of the columns that fit into a width."""
+    kept = list(range(len(_HEADS)))
+    widths = [max(len(row[number]) for row in body) + 3 for number in kept]
+    for number in _OPTIONAL:
+        if sum(widths[column] for column in kept) > width:
+            kept.remove(number)
+    return kept
 
 
 def _row(cell: dict[str, Any]) -> list[str]:
@@ -123,3 +151,22 @@ def _number(value: float | None, form: str) -> str:
 def _check_line(check: Check) -> Text:
     mark, style = _MARKS[check.state]
     return Text.assemble((f"{mark} ", style), (f"{check.name}: ", "bold"), check.text)
+
+
+def comparison(found: Comparison) -> RenderableType:
+    """Two runs compared, for the terminal: figures, verdicts, what differs in set-up."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, head in enumerate(("workload", "arm", "metric", "prompts", "A", "B", "change", "95 %")):
+        table.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
+    for change in found.changes:
+        interval = change.interval
+        band = f"{100 * interval.lo:+.1f}…{100 * interval.hi:+.1f} %" if interval else "–"
+        names = (escape(change.workload), escape(change.arm), change.metric, str(change.prompts))
+        table.add_row(*names, f"{change.a:.3f}", f"{change.b:.3f}", f"{100 * change.change:+.1f} %", band)
+    lines = [change.words for change in found.changes if change.change]
+    if found.only_a or found.only_b:
+        lines.append(f"Left out: {found.only_a} jobs that only A has and {found.only_b} that only B has.")
+    lines += found.notes
+    lines.append("What changed in set-up:" if found.setup else "Nothing in the set-up differs.")
+    lines += [f"  {name}: {a} → {b}" for name, a, b in found.setup]
+    return Group(table, *map(Text, lines))

@@ -24,6 +24,10 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the app."""
     app.command()(sql)
     app.command()(report)
+    app.command()(compare)
+    app.command()(verify)
+    app.command()(compact)
+    app.command()(export)
 
 
 def sql(
@@ -70,19 +74,92 @@ def report(
     run: RunArgument = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for pasting.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: figures, checks and their SQL.")] = False,
+    seed_table: Annotated[
+        bool, typer.Option("--seed-table", help="Print the seed report's table beside this run's figures.")
+    ] = False,
 ) -> None:
     """Print the headline table and the checks of a run."""
     from rich.console import Console
 
-    from dfbench.analysis import console
+    from dfbench.analysis import console, seed
 
     con = _open(run, quiet=True)
-    if as_json:
+    if seed_table:
+        Console().print(seed.seed_table(con))
+    elif as_json:
         typer.echo(json.dumps(console.as_json(con), indent=2, default=str, ensure_ascii=False))
     elif markdown:
         typer.echo(console.markdown(con), nl=False)
     else:
         Console().print(console.headline(con))
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="RUN_A", help="The run to start from.")],
+    b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare with it.")],
+    across: Annotated[
+        list[str] | None, typer.Option(help="Compare although the runs differ in this: device, model, revision, dtype.")
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None, typer.Option(help="Exit with 1 on such a change in any cell: 'mat < -1%'.")
+    ] = None,
+) -> None:
+    """Compare two runs prompt by prompt: what changed, how sure that is, and what differs in set-up."""
+    from rich.console import Console
+
+    from dfbench.analysis import compare as comparing
+    from dfbench.analysis.console import comparison
+
+    conditions = [comparing.parse_condition(text) for text in fail_if or []]
+    found = comparing.compare(_open(a), _open(b), across or [])
+    Console().print(comparison(found))
+    failed = [change for change in found.changes if any(condition.met(change) for condition in conditions)]
+    for change in failed:
+        typer.echo(f"fails: {change.words}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def verify(run: RunArgument = None) -> None:
+    """Check a run's files against the ledger's checksums, and every row against the identities of the format."""
+    from dfbench.analysis.rundir import find_run
+    from dfbench.cluster import upkeep
+
+    path = find_run(run)
+    findings = upkeep.verify(path)
+    for line in findings:
+        typer.echo(line)
+    typer.echo(f"{path}: {len(findings)} findings." if findings else f"{path}: every file and row is as committed.")
+    if findings:
+        raise typer.Exit(1)
+
+
+def compact(run: RunArgument = None) -> None:
+    """Merge a run's record files into few large ones; readers that are open are not disturbed."""
+    from dfbench.analysis import write_run_sql
+    from dfbench.analysis.rundir import find_run
+    from dfbench.cluster import upkeep
+    from dfbench.cluster.ledger import Ledger, driver_lock
+
+    path = find_run(run)
+    with driver_lock(path), Ledger.open(path) as ledger:
+        before = ledger.file_count()
+        merged = upkeep.compact(ledger, at_least=2)
+        after = ledger.file_count()
+    write_run_sql(path)
+    typer.echo(f"{path}: {before} files, now {after}." if merged else f"{path}: {before} files, nothing to merge.")
+
+
+def export(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder, .duckdb file or URL (s3://…) to write.")],
+    run: Annotated[str | None, typer.Option(help="Run directory; the newest under runs/ by default.")] = None,
+    form: Annotated[str, typer.Option("--format", help="parquet, csv or duckdb.")] = "parquet",
+) -> None:
+    """Write a run's tables elsewhere, as one Parquet or CSV file a table or as a DuckDB file."""
+    from dfbench.analysis import export as exporting
+
+    for name, count in exporting.export(_open(run), target, form):
+        typer.echo(f"{name}: {count} rows")
 
 
 def show(answer: pa.Table) -> None:

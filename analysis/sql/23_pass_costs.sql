@@ -5,21 +5,29 @@ create or replace view pass_costs as
 with costs as materialized (
     select job_id, attempt, list(step_ns order by step) as cost
     from steps
-    where not warmup and arm in (select arm from jobs where drafter = 'ar') and step_ns is not null
+    where arm in (select arm from raw_jobs where drafter = 'ar')
     group by job_id, attempt
 ),
 passes as materialized (
     select job_id, attempt, list(position) as positions
     from steps
-    where not warmup and not pair_only and step_ns is not null
+    where arm in (select arm from raw_jobs where drafter <> 'ar')
     group by job_id, attempt
 )
 select
     pairs.job_id,
     pairs.attempt,
-    len(positions) - len(list_filter(positions, lambda p: p <= len(cost))) as passes_past_ar,
-    coalesce(list_sum(list_select(cost, positions)), 0) + passes_past_ar * list_avg(cost) as ar_pass_ns
+    case
+        when tokens > ar_tokens then len(list_filter(positions, lambda p: p > len(cost)))
+        else 0
+    end as passes_past_ar,
+    coalesce(list_sum(list_select(cost, positions)), 0)
+        + case when passes_past_ar > 0 then passes_past_ar * list_avg(cost) else 0 end as ar_pass_ns
 from pairs
 join passes using (job_id, attempt)
 join costs on costs.job_id = pairs.ar_job_id and costs.attempt = pairs.attempt
-where comparable;
+where comparable
+union all
+select job_id, attempt, 0 as passes_past_ar, ar_decode_s * 1e9 as ar_pass_ns
+from pairs
+where comparable and drafter = 'ar';

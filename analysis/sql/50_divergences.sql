@@ -9,22 +9,37 @@
 --   ar_gap_ulp DOUBLE (gap / its ulp), spec_gap_ulp DOUBLE, class VARCHAR (tie_both; tie_ar; tie_spec; ulp1; ulp_k;
 --   unresolved; violation), differing_tokens INTEGER (in the whole output), compared_tokens INTEGER
 create or replace view divergences as
-with outputs as (
+with parted as materialized (
+    select job_id, attempt, ar_job_id, workload, prompt_id, arm, device, model, revision, dtype, engine, stack, repeat,
+        worker_id
+    from pairs
+    where not identical
+),
+wanted as materialized (
+    select job_id, attempt from parted
+    union
+    select ar_job_id, attempt from parted
+),
+outputs as materialized (
+    select job_id, attempt, output_ids
+    from raw_jobs
+    join wanted using (job_id, attempt)
+    where not warmup
+),
+differences as (
     select
-        pairs.job_id, pairs.attempt, pairs.ar_job_id, pairs.workload, pairs.prompt_id, pairs.arm, pairs.device,
-        pairs.model, pairs.revision, pairs.dtype, pairs.engine, pairs.stack, pairs.repeat, pairs.worker_id,
+        parted.*,
         ar.output_ids as ar_ids,
         mine.output_ids as spec_ids,
         list_filter(
             range(1, greatest(len(ar_ids), len(spec_ids)) + 1),
             lambda i: ar_ids[i] is distinct from spec_ids[i]
         ) as differing
-    from pairs
-    join raw_jobs as mine on mine.job_id = pairs.job_id and mine.attempt = pairs.attempt
-    join raw_jobs as ar on ar.job_id = pairs.ar_job_id and ar.attempt = pairs.attempt
-    where not pairs.identical and not mine.warmup and not ar.warmup
+    from parted
+    join outputs as mine on mine.job_id = parted.job_id and mine.attempt = parted.attempt
+    join outputs as ar on ar.job_id = parted.ar_job_id and ar.attempt = parted.attempt
 ),
-firsts as (
+firsts as materialized (
     select
         * exclude (ar_ids, spec_ids, differing),
         (differing[1] - 1)::integer as position,
@@ -32,12 +47,18 @@ firsts as (
         spec_ids[differing[1]] as spec_id,
         len(differing)::integer as differing_tokens,
         greatest(len(ar_ids), len(spec_ids))::integer as compared_tokens
-    from outputs
+    from differences
 ),
-evidence as (
+places as materialized (
+    select job_id, attempt, position from firsts
+    union
+    select ar_job_id, attempt, position from firsts
+),
+evidence as materialized (
     select job_id, attempt, position, top1_logit, top2_id, top2_logit, top_ties
     from tokens
-    where not warmup and job_id in (select job_id from firsts union all select ar_job_id from firsts)
+    join places using (job_id, attempt, position)
+    where not warmup
 ),
 passes as (
     select
