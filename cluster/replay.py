@@ -99,9 +99,12 @@ def prepare(source: Source, arms: list[Arm], options: ReplayOptions) -> Replay:
 
 
 def parse_arms(given: list[str]) -> list[Arm]:
-    """Arms from names (`pld`, `pld:hf` for a preset) and YAML files of them. Raises SweepError or OptionError."""
+    """Arms from names (`pld`, `pld:hf` for a preset) and YAML files of them, one by one or with commas between.
+
+    Raises SweepError or OptionError.
+    """
     entries: list[Any] = []
-    for item in given:
+    for item in (name for part in given for name in part.split(",") if name):
         path = Path(item).expanduser()
         if path.suffix in (".yaml", ".yml", ".json") or path.is_file():
             entries += _arms_of_file(path)

@@ -68,6 +68,8 @@ class RunSource:
         self._note_divergences(outputs)
 
     def _recording(self, row: dict[str, Any], prompts: _Prompts) -> Recording:
+        if min(row["output_ids"]) < 0:
+            raise RunError(f"{self.path} was replayed with --no-text: it holds no token ids that could be replayed.")
         prompt = prompts.of(row)
         self.summary.used["AR outputs"] += 1
         self.summary.prompt_tokens += len(prompt.prompt_ids)

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from dfbench.analysis import stats
 from dfbench.analysis.store import open_run
+from dfbench.cluster import cli_replay, predict, replay, runs, verify_cost
 from dfbench.cluster import plan as plans
-from dfbench.cluster import predict, replay, runs, verify_cost
 from dfbench.cluster.cli import app
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.ledger import Ledger
@@ -268,6 +268,18 @@ def test_predictions_follow_the_cost_curve(tmp_path: Path) -> None:
     assert costly["a", "pld"].speedup < 1
 
 
+def test_predictions_are_held_against_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = live(tmp_path / "live", arms=["ar", "pld"])  # a pass of the scripted target takes 1 ms, whatever its width
+    again = replayed(tmp_path / "again", run, ["ar", "pld"])
+    curve = verify_cost.relative("flat", {1: 1.0, 100: 1.0})
+    cli_replay._predictions(again, curve, replay.open_source(run, SourceOptions()))
+    printed = capsys.readouterr().out
+    assert "prediction against measurement: median absolute error 0.0% over 4 cells" in printed
+    halved = verify_cost.relative("dearer", {1: 1.0, 2: 2.0, 100: 2.0})
+    cli_replay._predictions(again, halved, replay.open_source(run, SourceOptions()))
+    assert "median absolute error 0.0%" not in capsys.readouterr().out
+
+
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
@@ -275,7 +287,7 @@ def test_arms_from_names_and_files(tmp_path: Path) -> None:
     listed, mapped = tmp_path / "list.yaml", tmp_path / "map.yaml"
     listed.write_text("- pld\n- {name: cb, drafter: cacheback, leader: 2}\n")
     mapped.write_text("arms:\n  - suffix\n")
-    parsed = replay.parse_arms(["ar", "pld:hf", str(listed), str(mapped)])
+    parsed = replay.parse_arms(["ar,pld:hf", str(listed), str(mapped)])
     assert [arm.name for arm in parsed] == ["ar", "pld-hf", "pld", "cb", "suffix"]
     assert parsed[1].options["stop_at_eos"] is True and parsed[3].options["leader"] == 2
 
@@ -344,6 +356,9 @@ def test_no_text_keeps_counts_and_steps_alone(tmp_path: Path) -> None:
     replay.forget_ids(private)
     assert steps(private) == steps(plain)
     assert ids_on_disk(plain) and ids_on_disk(private) == set()
+    with_ar = replayed(tmp_path / "ar", file, ["ar"], keep_text=False)
+    with pytest.raises(RunError, match="holds no token ids"):
+        replayed(tmp_path / "again", with_ar, ["pld"])
     lengths = {job["prompt_id"]: len(job["output_ids"]) for job in table(private, "jobs")}
     assert lengths == {job["prompt_id"]: len(job["output_ids"]) for job in table(plain, "jobs")}
     assert {row["prompt_sha"] for row in pq.read_table(private / "prompts.parquet").to_pylist()} == {""}
