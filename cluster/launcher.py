@@ -183,6 +183,10 @@ def up_here(options: HeadOptions, say: Callable[[str], None]) -> str:
     """Start a head on this machine, labelled with its versions and asking for a token; returns its address."""
     host = options.address or start.own_address("192.0.2.1")
     start.check_private(host, options.public)
+    if processes.head_processes(options.port):
+        raise ClusterError(
+            f"a head serves port {options.port} of this machine already: end it, or take another --port."
+        )
     address = parse_address(f"{host}:{options.port}")
     if not options.open and start.ensure_token():
         say(f"made a token for this cluster: {start.token_path()}")

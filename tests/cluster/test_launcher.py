@@ -237,6 +237,8 @@ def test_an_existing_token_is_kept_and_closed_to_others(runs: Runs, tmp_path: Pa
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> list[tuple[list[str], dict[str, str]]]:
+    """What `up --here` would have run, on a machine without Ray."""
+    monkeypatch.setattr(processes, "head_processes", lambda port: [])
     calls: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(start, "run", lambda command, environment, clean: calls.append((command, environment)))
     return calls
@@ -259,6 +261,13 @@ def test_a_public_address_needs_to_be_asked_for(started: list[Any]) -> None:
     assert not started
     up_here(HeadOptions(address="8.8.8.8", public=True), quiet)
     assert len(started) == 1
+
+
+def test_a_head_that_runs_already_is_left_alone(started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "head_processes", lambda port: ["gcs_server"])
+    with pytest.raises(ClusterError, match="serves port 6379 of this machine already"):
+        up_here(HeadOptions(address="10.0.0.1"), quiet)
+    assert not started
 
 
 def test_an_open_head_is_explicit_about_it(started: list[tuple[list[str], dict[str, str]]]) -> None:
