@@ -1,8 +1,10 @@
--- view: guard_scores: one emitted token whose logit the guard computed again in one plain pass (MEASUREMENT §5, part 3).
--- columns: kind (teacher: of a recorded output; noise: of the shape control's own output), job_id, attempt, workload,
---   prompt_id, arm, device, model, revision, dtype, engine, stack, position, token_id, recorded_logit, token_logit (as
---   recomputed), delta (recorded − recomputed), delta_ulp (of the coarsest dtype in the compute path), delta_relative
---   (|delta| / max(1, |logit|)), short_ulp (how far the token is below the recomputed maximum, ulp), short_relative
+-- view: guard_scores: one emitted token whose logit the guard computed again in one plain pass.
+-- columns: kind VARCHAR (teacher: of a recorded output; noise: of the shape control's own output), job_id VARCHAR,
+--   attempt INTEGER, workload VARCHAR, prompt_id VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision
+--   VARCHAR, dtype VARCHAR, engine VARCHAR, stack VARCHAR, position INTEGER, token_id INTEGER, recorded_logit FLOAT,
+--   token_logit FLOAT (as recomputed), delta FLOAT (recorded − recomputed), ulp DOUBLE, delta_ulp DOUBLE (of the
+--   coarsest dtype in the compute path), delta_relative FLOAT (|delta| / max(1, |logit|)), short_ulp DOUBLE (how far
+--   the token is below the recomputed maximum, ulp), short_relative FLOAT
 create or replace view guard_scores as
 select
     witness.kind, witness.job_id, witness.attempt, witness.workload, witness.prompt_id, witness.arm, jobs.device,

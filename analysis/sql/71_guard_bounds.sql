@@ -1,9 +1,10 @@
--- view: guard_bounds: one device, model, dtype, engine and stack; how far two sound passes of different shape may put
---   the logit of one token apart. In 16-bit arithmetic it is measured: one and a half times the most that shape alone
---   did to the shape controls, at least 4 ulp; more than 32 ulp is noise that the dtype cannot explain, and no bound
---   goes above it. In float32 and wider arithmetic it is 1e-4 relative.
--- columns: device, model, revision, dtype, engine, stack, control_tokens, control_max_ulp, control_max_relative,
---   bound_ulp (NULL where the bound is relative), bound_relative (NULL where it is in ulp)
+-- view: guard_bounds: one device, model, dtype, engine and stack; how far two sound passes of different shape may
+--   put the logit of one token apart. In 16-bit arithmetic it is measured: one and a half times the most that shape
+--   alone did to the shape controls, at least 4 ulp; more than 32 ulp is noise that the dtype cannot explain, and no
+--   bound goes above it. In float32 and wider arithmetic it is 1e-4 relative.
+-- columns: device VARCHAR, model VARCHAR, revision VARCHAR, dtype VARCHAR, engine VARCHAR, stack VARCHAR,
+--   control_tokens BIGINT, control_max_ulp DOUBLE, control_max_relative FLOAT, bound_ulp DOUBLE (NULL where the
+--   bound is relative), bound_relative DOUBLE (NULL where it is in ulp)
 create or replace view guard_bounds as
 select
     device, model, revision, dtype, engine, stack,

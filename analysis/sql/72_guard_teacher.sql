@@ -1,7 +1,9 @@
 -- view: guard_teacher: one job; do its recorded logits agree with those of a plain pass over its whole output?
--- columns: job_id, attempt, workload, prompt_id, arm, device, model, revision, dtype, engine, stack, tokens,
---   max_delta_ulp, max_delta_relative, mean_delta_ulp (signed: a small systematic error shows here), max_short_ulp,
---   bound_ulp, bound_relative, outside (tokens beyond the bound), first_outside (position of the first of them)
+-- columns: job_id VARCHAR, attempt INTEGER, workload VARCHAR, prompt_id VARCHAR, arm VARCHAR, device VARCHAR,
+--   model VARCHAR, revision VARCHAR, dtype VARCHAR, engine VARCHAR, stack VARCHAR, tokens BIGINT, max_delta_ulp
+--   DOUBLE, max_delta_relative FLOAT, mean_delta_ulp DOUBLE (signed: a small systematic error shows here),
+--   max_short_ulp DOUBLE, bound_ulp DOUBLE, bound_relative DOUBLE, outside BIGINT (tokens beyond the bound),
+--   first_outside INTEGER (position of the first of them)
 create or replace view guard_teacher as
 with judged as (
     select

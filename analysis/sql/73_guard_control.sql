@@ -1,7 +1,8 @@
--- view: guard_control: one measured spec job beside its shape control, AR decoded at the job's own query widths
---   (MEASUREMENT §5, part 2). What the control does, shape noise alone does.
--- columns: job_id, attempt, workload, prompt_id, arm, device, model, revision, dtype, engine, stack, tokens,
---   control_position (first difference of the control from AR; NULL = none), spec_position (of the spec output)
+-- view: guard_control: one measured spec job beside its shape control, AR decoded at the job's own query widths .
+--   What the control does, shape noise alone does.
+-- columns: job_id VARCHAR, attempt INTEGER, workload VARCHAR, prompt_id VARCHAR, arm VARCHAR, device VARCHAR,
+--   model VARCHAR, revision VARCHAR, dtype VARCHAR, engine VARCHAR, stack VARCHAR, tokens BIGINT, control_position
+--   INTEGER (first difference of the control from AR; NULL = none), spec_position INTEGER (of the spec output)
 create or replace view guard_control as
 with control as (
     select

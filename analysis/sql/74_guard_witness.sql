@@ -1,7 +1,9 @@
--- view: guard_witness: one divergence and what a re-run of the common prefix chose, in AR's passes and in the arm's.
--- columns: job_id, attempt, workload, prompt_id, arm, position, class (from recorded logits), ar_id, ar_choice (of the
---   re-run in AR's passes), spec_id, spec_choice (of the re-run in the arm's passes), cleared (each arm's token is its
---   own shape's argmax; NULL without a re-run)
+-- view: guard_witness: one divergence and what a re-run of the common prefix chose, in AR's passes and in the
+--   arm's.
+-- columns: job_id VARCHAR, attempt INTEGER, workload VARCHAR, prompt_id VARCHAR, arm VARCHAR, position INTEGER,
+--   class VARCHAR (from recorded logits), ar_id INTEGER, ar_choice INTEGER (of the re-run in AR's passes), spec_id
+--   INTEGER, spec_choice INTEGER (of the re-run in the arm's passes), cleared BOOLEAN (each arm's token is its own
+--   shape's argmax; NULL without a re-run)
 create or replace view guard_witness as
 with choices as (
     select

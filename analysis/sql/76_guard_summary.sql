@@ -1,8 +1,11 @@
--- view: guard_summary: one cell of a spec arm; everything that the guard counts, its shape control's counts beside it.
--- columns: workload, arm, device, model, revision, dtype, engine, stack, pairs_planned, pairs_compared,
---   tokens_compared, tokens_identical, divergences (first ones, one a pair), ties, ulps, unresolved, violations,
---   controls (pairs with a shape control), control_divergences, scored (jobs with a teacher-forced pass), outside
---   (jobs with a token beyond the bound), witnessed (divergences re-run), cleared, replayed (jobs), replay_differs
+-- view: guard_summary: one cell of a spec arm; everything that the guard counts, its shape control's counts beside
+--   it.
+-- columns: workload VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision VARCHAR, dtype VARCHAR, engine
+--   VARCHAR, stack VARCHAR, pairs_planned BIGINT, pairs_compared BIGINT, tokens_compared BIGINT, tokens_identical
+--   BIGINT, divergences BIGINT (first ones, one a pair), ties BIGINT, ulps BIGINT, unresolved BIGINT, violations
+--   BIGINT, controls BIGINT (pairs with a shape control), control_divergences BIGINT, scored BIGINT (jobs with a
+--   teacher-forced pass), outside BIGINT (jobs with a token beyond the bound), witnessed BIGINT (divergences re-
+--   run), cleared BIGINT, replayed BIGINT (jobs), replay_differs BIGINT
 create or replace view guard_summary as
 with control as (
     select
