@@ -1,4 +1,4 @@
-"""The guard's judge: is every output AR's, but for what rounding explains, and is nothing missing? (MEASUREMENT §5)
+"""The guard's judge: is every output AR's, but for what rounding explains, and is nothing missing? (docs/measurement.md §5)
 
 Each check has a name, looks at one thing, and says what it compared. A verdict is sound only if every check ran on all
 that was planned: an empty, short or missing output is never equal.

@@ -165,7 +165,7 @@ class Plan:
 
 
 def arm_key(sweep: Sweep, arm: Arm, eos_ids: frozenset[int]) -> str:
-    """Digest of the part of a job's identity that all prompts of an arm share (MEASUREMENT.md §7)."""
+    """Digest of the part of a job's identity that all prompts of an arm share (docs/measurement.md §7)."""
     target = sweep.target_spec()
     model = sweep.model
     places = {name for name in file_options(arm.drafter) if arm.options[f"{name}_sha256"] is not None}

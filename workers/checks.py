@@ -1,4 +1,4 @@
-"""The identities that the rows of every job must satisfy (MEASUREMENT §1 and §4), checked for many jobs at once.
+"""The identities that the rows of every job must satisfy (docs/measurement.md §1, §4), checked for many jobs at once.
 
 Called by the driver before a commit and by `verify` on what is on disk. The rows of one job lie together and in order.
 """

@@ -284,7 +284,7 @@ def job_row(
 
 
 def repetition(output: Sequence[int], n: int = 4) -> float | None:
-    """Share of the output's n-grams that occurred earlier in it (MEASUREMENT: greedy loops inflate MAT)."""
+    """Share of the output's n-grams that occurred earlier in it (docs/measurement.md §2: greedy loops inflate MAT)."""
     grams = len(output) - n + 1
     if grams < 1:
         return None
@@ -341,6 +341,6 @@ def _with_identity(
 
 
 def check(record: JobRecord, eos_ids: Collection[int] = ()) -> None:
-    """Raise RecordError unless the rows of one job satisfy every identity of MEASUREMENT.md §1 and §4."""
+    """Raise RecordError unless the rows of one job satisfy every identity of docs/measurement.md §1 and §4."""
     for message in breaches(record.jobs, record.steps, record.tokens, eos_ids).values():
         raise RecordError(message)

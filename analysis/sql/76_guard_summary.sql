@@ -4,8 +4,7 @@
 --   VARCHAR, stack VARCHAR, pairs_planned BIGINT, pairs_compared BIGINT, tokens_compared BIGINT, tokens_identical
 --   BIGINT, divergences BIGINT (first ones, one a pair), ties BIGINT, ulps BIGINT, unresolved BIGINT, violations
 --   BIGINT, controls BIGINT (pairs with a shape control), control_divergences BIGINT, scored BIGINT (jobs with a
---   teacher-forced pass), outside BIGINT (jobs with a token beyond the bound), witnessed BIGINT (divergences re-
---   run), cleared BIGINT, replayed BIGINT (jobs), replay_differs BIGINT
+--   teacher-forced pass), outside BIGINT (jobs with a token beyond the bound), witnessed BIGINT (divergences re-run), cleared BIGINT, replayed BIGINT (jobs), replay_differs BIGINT
 create or replace view guard_summary as
 with control as (
     select

@@ -18,7 +18,7 @@ PAIRS_A, PAIRS_B = range(100, 113), range(200, 213)
 
 
 def two_prompts(run: RunMaker) -> RunMaker:
-    """MEASUREMENT's example: AR step costs 1 and 2, MATs 1 and 3: speedup 1.80 at pooled MAT 1.50."""
+    """The example of docs/measurement.md: AR step costs 1 and 2, MATs 1 and 3: speedup 1.80 at pooled MAT 1.50."""
     run.job("code", "p1", "ar", PAIRS_A, [1] * 12, [1.0] * 12)
     run.job("code", "p1", "pld", PAIRS_A, [1] * 12, [1.0] * 12, arm_order=1)
     run.job("code", "p2", "ar", PAIRS_B, [1] * 12, [2.0] * 12, arm_order=1)
