@@ -345,7 +345,7 @@ class Driver:
         if ready is None:
             return
         facts = ready.facts
-        if self.options.device and self.options.device.lower() not in facts.device.lower():
+        if self.options.device and not pool.is_device(self.options.device, facts.device):
             self._dismiss(member, f"its device is a {facts.device}")
             self.health.bad(member.device.node.node_id, "node", "device", float("inf"))
             return
@@ -374,6 +374,9 @@ class Driver:
         if member.loading is not None:
             self._setup_error = getattr(error, "cause", None) or error
             kind = "setup" if kind == "error" else kind
+            if isinstance(self._setup_error, UsageError) and len(self.members) == 1:
+                # Nobody else is there to do it, and trying again would not help: the request itself is wrong.
+                raise self._setup_error
         self.events.event("worker lost", worker=member.worker_id, node=member.node, kind=kind, message=message)
         row = member.row
         culprit = row.shard_id if row is not None else member.worker_id

@@ -6,8 +6,10 @@ from ray import exceptions as ray_errors
 
 from dfbench.workers.redact import redact
 
-NODE_DEATH = ("node", "heartbeat", "raylet", "sigterm", "preempt")
-"""Words with which Ray says that the whole node went, not only the worker's process."""
+NODE_DEATH = ("its node has died", "node was terminated")
+"""How Ray says that the whole node went, not only the worker's process; other texts mention nodes and raylets too."""
+
+PREAMBLE = ("class_name:", "actor_id:", "pid:", "name:", "namespace:", "ip:", "The actor died unexpectedly")
 
 
 def classify(error: BaseException) -> tuple[str, str]:
@@ -25,8 +27,8 @@ def classify(error: BaseException) -> tuple[str, str]:
     if isinstance(error, ray_errors.RayActorError):
         if error.actor_init_failed:
             return "setup", message
-        death = str(error).lower()
-        return ("node" if any(word in death.split("\tip:")[-1] for word in NODE_DEATH) else "worker"), message
+        death = " ".join(str(error).split())
+        return ("node" if any(phrase in death for phrase in NODE_DEATH) else "worker"), message
     if isinstance(error, ray_errors.NodeDiedError | ray_errors.LocalRayletDiedError | ray_errors.RpcError):
         return "node", message
     if isinstance(error, ray_errors.WorkerCrashedError):
@@ -38,5 +40,6 @@ def classify(error: BaseException) -> tuple[str, str]:
 
 def first_lines(error: BaseException, lines: int = 6, width: int = 800) -> str:
     """The informative start of an exception's text: Ray's own run over pages."""
-    text = "\n".join(line.strip() for line in str(error).strip().splitlines()[:lines] if line.strip())
-    return redact(f"{type(error).__name__}: {text}")[:width]
+    told = [line.strip() for line in str(error).strip().splitlines()]
+    told = [line for line in told if line and not line.startswith(PREAMBLE)]
+    return redact(f"{type(error).__name__}: {chr(10).join(told[:lines])}")[:width]

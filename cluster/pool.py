@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import secrets
 import socket
 import time
@@ -21,7 +22,7 @@ from ray._raylet import AuthenticationTokenLoader, Config
 
 from dfbench.cluster.commit import FinishedShard
 from dfbench.cluster.runspec import ShardRow
-from dfbench.cluster.stack import DEVICE_LABEL, label_value
+from dfbench.cluster.stack import DEVICE_LABEL
 from dfbench.errors import ClusterError
 from dfbench.workers.actor import Pulse, Ready, Worker
 from dfbench.workers.spec import TargetSpec
@@ -63,7 +64,7 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "dfbench"}
     if address == "local":
-        _authenticate("token", os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32))
+        authenticate("token", os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32))
         # Ray starts workers at a lower priority than everything else; what is measured should not wait behind it.
         os.environ.setdefault("RAY_worker_niceness", "0")
         cpus = max(os.cpu_count() or 1, workers or 0)
@@ -71,7 +72,7 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
         ray.init(address="local", include_dashboard=False, num_cpus=cpus, **local, **quiet)
         return
     _require_answer(address)
-    _authenticate(os.environ.get("RAY_AUTH_MODE") or ("token" if has_token() else "disabled"))
+    authenticate(os.environ.get("RAY_AUTH_MODE") or ("token" if has_token() else "disabled"))
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, ray.exceptions.AuthenticationError) as error:
@@ -95,7 +96,7 @@ def _require_answer(address: str) -> None:
         ) from error
 
 
-def _authenticate(mode: str, token: str | None = None) -> None:
+def authenticate(mode: str, token: str | None = None) -> None:
     """Say explicitly whether Ray asks for a token, to this process and its children; Ray reads it once, at import."""
     os.environ["RAY_AUTH_MODE"] = mode
     if token is not None:
@@ -133,14 +134,19 @@ def devices(
     A model that may choose its device leaves nodes without a GPU alone as soon as one node has one.
     """
     if device is not None:
-        wanted = label_value(device).lower()
-        nodes = [node for node in nodes if wanted in node.labels.get(DEVICE_LABEL, wanted).lower()]
+        nodes = [node for node in nodes if is_device(device, node.labels.get(DEVICE_LABEL, device))]
     on_gpu = target.kind == "torch" and target.device != "cpu"
     if on_gpu and (target.device.startswith("cuda") or any(node.gpus for node in nodes)):
         return [
             Device(node, index, 1, 1.0) for node in nodes for index in range(min(node.gpus, workers_per_node or 99))
         ]
     return [place for node in nodes for place in _on_cores(node, target.kind, workers_per_node)]
+
+
+def is_device(wanted: str, name: str) -> bool:
+    """Whether a device's name, or the label made of it, contains what was asked for: letters and digits count."""
+    plain = [re.sub(r"[^a-z0-9]", "", text.lower()) for text in (wanted, name)]
+    return plain[0] in plain[1]
 
 
 def _on_cores(node: Node, kind: str, workers_per_node: int | None) -> Iterator[Device]:

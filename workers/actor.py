@@ -125,6 +125,7 @@ class Worker:
         self._target: Target | None = None
         self._facts: WorkerFacts | None = None
         self._monitor: Monitor | None = None
+        self._context = DrafterContext()
 
     def load(self) -> Ready:
         """Load the target; say what it is. Raises what the loader raises."""
@@ -134,7 +135,7 @@ class Worker:
         info["eos_ids"] = sorted(target.eos_ids)
         if target.kind == "recorded":
             info |= self.spec.options.get("labels", {})  # what is known about the model that was recorded
-        self._target, self._monitor = target, open_monitor(target)
+        self._target, self._monitor, self._context = target, open_monitor(target), drafter_context(target)
         self._facts = provenance.record_facts(info, self.worker_id)
         return Ready(self._facts, frozenset(target.eos_ids), info)
 
@@ -304,10 +305,7 @@ class Worker:
     def _drafter(self, arm: ArmSpec) -> Drafter:
         drafter = self._drafters.get(arm.name)
         if drafter is None:
-            target = self._target
-            assert target is not None
-            context = DrafterContext(vocab_size=target.vocab_size, eos_ids=frozenset(target.eos_ids))
-            drafter = self._drafters[arm.name] = registry.create(arm.drafter, arm.params, context)
+            drafter = self._drafters[arm.name] = registry.create(arm.drafter, arm.params, self._context)
         return drafter
 
 
@@ -387,6 +385,17 @@ def load_target(spec: TargetSpec) -> Target:
     from dfbench.workers import engine
 
     return engine.load_target(spec)
+
+
+def drafter_context(target: Target) -> DrafterContext:
+    """What drafters may know of this target; a frozen table refuses another tokenizer than its own."""
+    tokenizer = getattr(target, "tokenizer", None)
+    digest = None
+    if tokenizer is not None:
+        from dfbench.workers.models import tokenizer_hash
+
+        digest = tokenizer_hash(tokenizer)
+    return DrafterContext(target.vocab_size, frozenset(target.eos_ids), digest)
 
 
 def open_monitor(target: Target) -> Monitor | None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
-from kit import Cluster
+from raykit import Cluster
 
 
 @pytest.fixture(scope="session")

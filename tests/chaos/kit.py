@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,47 +136,6 @@ def _cmdline(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
-
-
-class Cluster:
-    """A head and nodes on this machine, made to be broken. Every process of it is ours and dies with it."""
-
-    def __init__(self, nodes: int = 1, cpus: int = 2) -> None:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex * 2)
-        from ray.cluster_utils import Cluster as RayCluster
-
-        # Deaths are noticed in seconds, so that trials are short.
-        health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 1000}
-        config = {**health, "health_check_failure_threshold": 4}
-        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": config}
-        self._ray = RayCluster(initialize_head=True, head_node_args=head)
-        self.address = self._ray.address
-        self.nodes = [self.add(cpus) for _ in range(nodes)]
-
-    def add(self, cpus: int = 2) -> Any:
-        return self._ray.add_node(num_cpus=cpus)
-
-    def remove(self, node: Any) -> None:
-        """SIGKILL a whole node: raylet, agents and workers."""
-        self._ray.remove_node(node, allow_graceful=False)
-
-    def raylet(self, node: Any) -> int:
-        """Process id of a node's raylet."""
-        (info,) = node.all_processes["raylet"]
-        return int(info.process.pid)
-
-    def close(self) -> None:
-        self._ray.shutdown()
-
-
-@contextlib.contextmanager
-def cluster(nodes: int = 1, cpus: int = 2) -> Iterator[Cluster]:
-    made = Cluster(nodes, cpus)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit import Cluster
+from raykit import Cluster
 from trials import attempt
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(200)]

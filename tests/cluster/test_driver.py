@@ -1,0 +1,243 @@
+"""The driver on a real Ray: whole runs of a scripted target, and what becomes of failures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from raykit import Cluster
+from runkit import ARMS, CARRIED, make_run, whole
+
+from dfbench.cluster import driver, pool, upkeep
+from dfbench.cluster.driver import Options, Progress
+from dfbench.cluster.events import shard_log
+from dfbench.cluster.failures import classify
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.pool import Node
+from dfbench.errors import ClusterError, RunError
+from dfbench.workers.spec import ArmSpec, TargetSpec
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    cluster = Cluster(nodes=1, cpus=4)
+    yield cluster.address
+    cluster.close()
+
+
+def drive(run: Path, address: str, **options: Any) -> driver.Result:
+    return driver.run(run, Options(address=address, **{"commit_s": 0.2, "grace_s": 1.0, **options}))
+
+
+def rows(run: Path, table: str) -> list[dict[str, Any]]:
+    with Ledger.open(run, readonly=True) as ledger:
+        return pa.concat_tables([pq.read_table(run / f.name) for f in ledger.files(table)]).to_pylist()
+
+
+def test_a_run_on_a_ray_of_its_own(tmp_path: Path) -> None:
+    make_run(tmp_path, 6).close()
+    seen: list[Progress] = []
+    files: list[Path] = []
+    result = driver.run(tmp_path, Options(workers_per_node=1), on_progress=seen.append, on_files=files.append)
+    assert (result.state, result.counts.done, result.counts.failed) == ("done", 12, 0)
+    assert upkeep.verify(tmp_path) == []
+    assert seen[-1].counts.done == 12
+    assert files
+    with Ledger.open(tmp_path) as ledger:
+        (worker,) = ledger.workers()
+        assert worker.left_at is not None
+        assert worker.facts["eos_ids"] == []
+    assert "attempt 1 on" in shard_log(tmp_path, "s0").read_text()
+
+
+def test_a_finished_run_needs_no_ray(tmp_path: Path, address: str) -> None:
+    make_run(tmp_path, 2).close()
+    drive(tmp_path, address)
+    before = time.monotonic()
+    result = drive(tmp_path, "192.0.2.1:1")
+    assert result.counts.done == 4
+    assert time.monotonic() - before < 60
+
+
+def test_only_what_is_missing_runs(tmp_path: Path, address: str) -> None:
+    make_run(tmp_path, 4).close()
+    drive(tmp_path, address)
+    with Ledger.open(tmp_path) as ledger, ledger.transaction() as db:
+        db.execute("update jobs set state = 'failed' where job_id = 'j1-pld'")
+        db.execute("update shards set state = 'failed' where shard_id = 's1'")
+    (victim,) = {name for name in _files(tmp_path) if "jobs" in name}
+    (tmp_path / victim).unlink()
+    result = drive(tmp_path, address)
+    assert result.counts.done == 8
+    assert any("will run again" in note for note in result.notes)
+    assert upkeep.verify(tmp_path) == []
+
+
+def _files(run: Path) -> list[str]:
+    with Ledger.open(run, readonly=True) as ledger:
+        return [file.name for file in ledger.files()]
+
+
+@pytest.mark.parametrize("carried", [False, True], ids=["cold", "carried"])
+def test_one_worker_and_four_give_the_same_rows(tmp_path: Path, address: str, carried: bool) -> None:
+    found = []
+    for workers in (1, 4):
+        run = tmp_path / str(workers)
+        if carried:
+            make_run(run, 6, arms=CARRIED, plan=whole(6), period=5, eos_at=17).close()
+        else:
+            make_run(run, 12, period=5, eos_at=17).close()
+        assert drive(run, address, workers_per_node=workers).state == "done"
+        found.append(_comparable(run))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == (12 if carried else 24)
+
+
+def _comparable(run: Path) -> tuple[list[Any], list[Any]]:
+    """Tokens and steps of every planned job, timing and worker aside."""
+    jobs = {row["job_id"]: (row["output_ids"], row["finish_reason"]) for row in rows(run, "jobs") if not row["warmup"]}
+    names = ("job_id", "step", "position", "queries", "drafted", "depth", "accepted", "emitted")
+    steps = sorted(tuple(row[name] for name in names) for row in rows(run, "steps") if not row["warmup"])
+    return sorted(jobs.items()), steps
+
+
+def test_a_job_that_raises_fails_alone(tmp_path: Path, address: str) -> None:
+    make_run(tmp_path, 3, arms=(*ARMS, ArmSpec("broken", "no-such-drafter")), warmups=0).close()
+    result = drive(tmp_path, address)
+    assert (result.state, result.counts.done, result.counts.failed) == ("done", 6, 3)
+    with Ledger.open(tmp_path) as ledger:
+        failures = [failure for failure, _ in ledger.failures()]
+    assert {failure.kind for failure in failures} == {"error"}
+    assert all("no-such-drafter" in failure.message and failure.node for failure in failures)
+    assert upkeep.verify(tmp_path) == []
+    assert "no-such-drafter" in shard_log(tmp_path, "s0").read_text()
+
+
+def test_a_job_past_its_deadline_is_stopped(tmp_path: Path, address: str) -> None:
+    arms = (ArmSpec("ar", "ar"),)
+    make_run(tmp_path, 1, arms=arms, warmups=0, deadline_s=0.5, step_ms=300).close()
+    result = drive(tmp_path, address, progress_s=2.0, grace_s=30.0)
+    assert (result.counts.done, result.counts.failed) == (0, 1)
+    with Ledger.open(tmp_path) as ledger:
+        assert [failure.kind for failure, _ in ledger.failures()] == ["deadline"]
+
+
+def test_a_job_that_does_not_move_is_cut_off_and_its_worker_replaced(tmp_path: Path, address: str) -> None:
+    arms = (ArmSpec("ar", "ar"),)
+    make_run(tmp_path, 1, arms=arms, warmups=0, step_ms=60_000).close()
+    result = drive(tmp_path, address, progress_s=1.0, grace_s=0.5)
+    assert (result.state, result.counts.failed) == ("done", 1)
+    with Ledger.open(tmp_path) as ledger:
+        ((failure, _),) = ledger.failures()
+    assert failure.kind == "stalled"
+    assert "its worker was replaced" in failure.message
+
+
+def test_a_cancel_from_elsewhere_ends_the_run_soon(tmp_path: Path, address: str) -> None:
+    make_run(tmp_path, 200, step_ms=20).close()
+
+    def cancel() -> None:
+        while not (tmp_path / "log" / "shards" / "s0.log").exists():
+            time.sleep(0.05)
+        with Ledger.open(tmp_path) as ledger:
+            ledger.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    result = drive(tmp_path, address, progress_s=2.0)
+    thread.join()
+    assert result.state == "cancelled"
+    assert 0 < result.counts.done < 400
+    assert result.counts.cancelled == 400 - result.counts.done
+    assert upkeep.verify(tmp_path) == []
+    with Ledger.open(tmp_path) as ledger:
+        assert ledger.resume() == result.counts.cancelled
+
+
+def test_a_shard_that_kills_its_workers_fails_after_a_few_attempts(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFBENCH_FAULT", "worker.job:kill")
+    make_run(tmp_path, 1, warmups=0).close()
+    result = drive(tmp_path, address, max_attempts=2, workers_per_node=1)
+    assert (result.state, result.counts.failed) == ("done", 2)
+    assert any("2 attempts were lost (worker)" in note for note in result.notes)
+    with Ledger.open(tmp_path) as ledger:
+        assert [(f.kind, f.attempt, f.job_id) for f, _ in ledger.failures()] == [
+            ("worker", 1, None),
+            ("worker", 2, None),
+        ]
+
+
+def test_a_node_on_which_everything_fails_is_set_aside(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFBENCH_FAULT", "worker.job:kill")
+    make_run(tmp_path, 9, warmups=0).close()
+    with pytest.raises(ClusterError, match=r"every node is set aside \(\d failures in a row"):
+        drive(tmp_path, address, max_attempts=9, poison_after=2, workers_per_node=1)
+    with Ledger.open(tmp_path) as ledger:
+        assert ledger.state == "planned"
+        assert ledger.counts().pending == 18
+
+
+def test_a_second_driver_is_refused(tmp_path: Path, address: str) -> None:
+    make_run(tmp_path, 1).close()
+    with driver.driver_lock(tmp_path), pytest.raises(RunError, match="another driver"):
+        drive(tmp_path, address)
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    make_run(tmp_path, 1).close()
+    with pytest.raises(ClusterError, match=r"nobody answers at 127\.0\.0\.1:1"):
+        drive(tmp_path, "127.0.0.1:1")
+    with Ledger.open(tmp_path) as ledger:
+        assert ledger.state == "planned"
+
+
+def node(name: str, cpus: int = 4, gpus: int = 0, **labels: str) -> Node:
+    return Node(name, name, cpus, gpus, {key.replace("_", "/"): value for key, value in labels.items()})
+
+
+def test_where_workers_live() -> None:
+    box, gpus = node("box"), node("gpus", 16, 2)
+    torch, scripted = TargetSpec(), TargetSpec(kind="scripted")
+    assert [device.key for device in pool.devices([box], torch)] == [("box", 0)]
+    assert pool.devices([box], torch)[0].cpus == 4
+    assert [device.key for device in pool.devices([box, gpus], torch)] == [("gpus", 0), ("gpus", 1)]
+    assert {device.gpus for device in pool.devices([box, gpus], torch)} == {1.0}
+    assert len(pool.devices([box, gpus], TargetSpec(device="cpu"))) == 2
+    assert pool.devices([box], TargetSpec(device="cuda")) == []
+    assert len(pool.devices([box, gpus], scripted)) == 20
+    shared = pool.devices([box], scripted, workers_per_node=8)
+    assert len(shared) == 8
+    assert sum(device.cpus for device in shared) <= 4
+    assert pool.devices([node("head", 0)], scripted) == []
+
+
+def test_one_kind_of_device_only() -> None:
+    old, new = (
+        node("old", 8, 1, dfbench_device="GeForce-RTX-3090"),
+        node("new", 8, 1, dfbench_device="GeForce-RTX-5090"),
+    )
+    assert [d.node.name for d in pool.devices([old, new], TargetSpec(), device="RTX 5090")] == ["new"]
+
+
+def test_failures_are_told_apart() -> None:
+    from ray import exceptions
+
+    assert classify(exceptions.OutOfMemoryError("too much"))[0] == "memory"
+    assert classify(exceptions.WorkerCrashedError())[0] == "worker"
+    assert classify(exceptions.NodeDiedError("gone"))[0] == "node"
+    assert classify(exceptions.ActorUnavailableError("gone", b"0" * 16))[0] == "node"
+    assert classify(exceptions.RayTaskError("f", "trace", KeyError("x")))[0] == "error"
+    assert classify(exceptions.ActorDiedError())[0] == "worker"
+    assert classify(exceptions.ObjectLostError("0" * 56, None, "x"))[0] == "object"
