@@ -442,6 +442,5 @@ def test_your_own_grouping(make: Make) -> None:
         ("p1", 1.0),
         ("p2", 3.0),
     ]
-    assert con.sql("""select mat, round(speedup, 9) from metrics_by((workload, source)) where arm = 'pld'""").fetchall() == [
-        (1.5, 1.8)
-    ]
+    query = "select mat, round(speedup, 9) from metrics_by((workload, source)) where arm = 'pld'"
+    assert con.sql(query).fetchall() == [(1.5, 1.8)]
