@@ -197,21 +197,19 @@ def _on_rung(rung: int, configurations: int, prompts: int) -> None:
 
 def _report(tuned: Tuned, curve: str) -> None:
     """The winner, the front, and settings for every engine that can run something."""
-    from rich.console import Console
-    from rich.table import Table
-
     from dfbench.cluster.settings import ENGINES, paste
 
     typer.echo(
         f"{tuned.configurations} configurations, {tuned.evaluations} replays; chosen on {tuned.tuning_prompts} "
         f"prompts, figures from {tuned.held_out_prompts} held-out ones; costs: {curve}"
     )
-    table = Table(title="MAT against queries a step: what no other arm beats", title_justify="left")
-    for column in ("arm", "queries/step", "MAT", "speedup_model", "95 %"):
-        table.add_column(column, justify="left" if column == "arm" else "right", overflow="fold")
-    for finding in [*tuned.front]:
-        table.add_row(*_cells(finding))
-    Console().print(table)
+    typer.echo("\nMAT against queries a step: what no other arm beats (gains under 1 % left out)")
+    typer.echo(f"{'queries/step':>12}{'MAT':>8}{'speedup_model':>15}{'95 %':>14}  arm")
+    shown = 0.0
+    for finding in tuned.front:
+        if finding.held_out.mat > shown * 1.01:
+            shown = finding.held_out.mat
+            typer.echo(_row(finding))
     typer.echo(f"\nbest: {_sentence(tuned.best)}")
     for engine in ENGINES:
         finding = tuned.engines.get(engine.name)
@@ -223,10 +221,9 @@ def _report(tuned: Tuned, curve: str) -> None:
             typer.echo(f"    {line}")
 
 
-def _cells(finding: Finding) -> list[str]:
-    score = finding.held_out
-    figures = [f"{score.queries:.2f}", f"{score.mat:.3f}", f"{score.speedup:.3f}", _between(finding.interval)]
-    return [finding.config.name, *figures]
+def _row(finding: Finding) -> str:
+    score, between = finding.held_out, _between(finding.interval)
+    return f"{score.queries:12.2f}{score.mat:8.3f}{score.speedup:15.3f}{between:>14}  {finding.config.name}"
 
 
 def _sentence(finding: Finding) -> str:
