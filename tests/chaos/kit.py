@@ -67,7 +67,7 @@ class Drive:
         return self.output.read_text(errors="replace")
 
 
-def wait_for(condition: Any, what: str, timeout: float = 60.0) -> None:
+def wait_for(condition: Any, what: str, timeout: float = BOUND_S) -> None:
     """Wait until something holds; an AssertionError when it does not in time."""
     end = time.monotonic() + timeout
     while not condition():
@@ -90,6 +90,14 @@ def committed(run: Path) -> int:
 
     with Ledger.open(run, readonly=True) as ledger:
         return ledger.counts().done
+
+
+def done(run: Path) -> bool:
+    """Whether the ledger says that nothing is left."""
+    from dfbench.cluster.ledger import Ledger
+
+    with Ledger.open(run, readonly=True) as ledger:
+        return ledger.state == "done"
 
 
 def tally(run: Path) -> tuple[int, int]:
@@ -161,22 +169,24 @@ def main() -> int:
 
 
 def _set_clock_back(seconds: float) -> None:
-    """From a second on, this process's wall clock is behind by so much: `time.time` and `datetime.now`."""
+    """From a second on, this process's wall clock is behind by so much: `time.time` and the ledger's own."""
     import datetime as datetimes
 
-    began, real_time, real_ns, real_date = time.monotonic(), time.time, time.time_ns, datetimes.datetime
+    from dfbench.cluster import ledger
+
+    began, real_time, real_ns = time.monotonic(), time.time, time.time_ns
 
     def back() -> float:
         return seconds if time.monotonic() - began > 1.0 else 0.0
 
-    class Datetime(real_date):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return real_date.now(tz) - datetimes.timedelta(seconds=back())
+    class Clock:
+        @staticmethod
+        def now(zone: Any) -> datetimes.datetime:
+            return datetimes.datetime.now(zone) - datetimes.timedelta(seconds=back())
 
     time.time = lambda: real_time() - back()
     time.time_ns = lambda: real_ns() - int(back() * 1e9)
-    datetimes.datetime = Datetime  # type: ignore[misc]
+    ledger.datetime = Clock  # type: ignore[misc, assignment]
 
 
 if __name__ == "__main__":

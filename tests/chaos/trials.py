@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kit import Drive, committed, events, tally, wait_for, workers_of
+from kit import Drive, committed, done, events, tally, wait_for, workers_of
 from raykit import Cluster
 from runkit import make_run
 
@@ -42,14 +42,18 @@ class Report:
 Trial = Callable[[Path, Cluster, random.Random], list[str]]
 
 
-def attempt(name: str, folder: Path, cluster: Cluster, seed: int) -> Report:
-    """Run one trial and count. Raises AssertionError where a promise is broken."""
+def attempt(name: str, folder: Path, cluster: Cluster, seed: int, *, always_again: bool = True) -> Report:
+    """Run one trial, submit again (only where something is left, unless `always_again`), and count.
+
+    Raises AssertionError where a promise is broken.
+    """
     trial = TRIALS[name]
     began = time.monotonic()
     folder.mkdir(parents=True)
     reached = trial(folder, cluster, random.Random(seed))
     run = folder / "run"
-    finish(run, cluster.address)
+    if always_again or trial is records_break or not done(run):
+        finish(run, cluster.address)
     lost, duplicated = tally(run)
     wait_for(lambda: not workers_of(run), f"the end of all workers ({name})", 30)
     return Report(name, reached, lost, duplicated, time.monotonic() - began)

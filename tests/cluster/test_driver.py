@@ -70,10 +70,7 @@ def test_a_finished_run_needs_no_ray(tmp_path: Path, address: str) -> None:
 def test_only_what_is_missing_runs(tmp_path: Path, address: str) -> None:
     make_run(tmp_path, 4).close()
     drive(tmp_path, address)
-    with Ledger.open(tmp_path) as ledger, ledger.transaction() as db:
-        db.execute("update jobs set state = 'failed' where job_id = 'j1-pld'")
-        db.execute("update shards set state = 'failed' where shard_id = 's1'")
-    (victim,) = {name for name in _files(tmp_path) if "jobs" in name}
+    (victim, *_) = [name for name in _files(tmp_path) if "jobs" in name]
     (tmp_path / victim).unlink()
     result = drive(tmp_path, address)
     assert result.counts.done == 8
