@@ -1,4 +1,6 @@
-"""The guard's judge: is every output AR's, but for what rounding explains, and is nothing missing? (docs/measurement.md §5)
+"""The guard's judge: is every output AR's, but for what rounding explains, and is nothing missing?
+
+The rules are those of docs/measurement.md §5.
 
 Each check has a name, looks at one thing, and says what it compared. A verdict is sound only if every check ran on all
 that was planned: an empty, short or missing output is never equal.
@@ -225,8 +227,9 @@ def divergence(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
 def unresolved(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
     """Where the recorded logits say nothing, the witness shows each arm's token to be its own shape's argmax."""
     for workload, arm, prompt_id, position, seen in con.execute(
-        "select workload, arm, prompt_id, position, ar_choice is not null from guard_witness "
-        "where class = 'unresolved' and cleared is not true"
+        "select workload, arm, prompt_id, position, ar_choice is not null "
+        "from guard_witness join pairs using (job_id, attempt, workload, arm, prompt_id) "
+        "where class = 'unresolved' and cleared is not true and steps > 0"
     ).fetchall():
         how = "its witness does not clear it" if seen else "it has no witness"
         yield f"{workload}/{arm} '{prompt_id}' position {position}: unresolved from recorded logits, and {how}."
@@ -368,6 +371,11 @@ def _notes(con: duckdb.DuckDBPyConnection) -> list[str]:
     ).fetchone() or (0,)
     if again:
         notes.append(f"{again} AR outputs came out otherwise when AR was run again: noise between runs or devices.")
+    for arm, count in con.execute(
+        "select arm, count(*) from guard_witness join pairs using (job_id, attempt, workload, arm, prompt_id) "
+        "where class = 'unresolved' and steps = 0 group by arm order by arm"
+    ).fetchall():
+        notes.append(f"{count} divergences of '{arm}', which records no logits, cannot be judged.")
     (unwitnessed,) = con.execute("select count(*) from guard_witness where cleared is false").fetchone() or (0,)
     if unwitnessed:
         notes.append(f"{unwitnessed} divergences were not reproduced by their witness.")

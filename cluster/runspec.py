@@ -49,7 +49,8 @@ class RunSpec:
     """What all shards of a run have in common.
 
     `sweep_sha` identifies the effective sweep: a second submit with the same one continues the run. `deadline_s` is
-    the total time that one job may take. `extra` is kept for the caller and never read here.
+    the total time that one job may take. `extra`: under `calibrate`, whether workers first measure what their passes
+    cost; the rest is the caller's and never read here.
     """
 
     run_id: str
@@ -158,6 +159,7 @@ class ShardReader:
             warmup=tuple(self._read(place) for place in self._warmup.get(row.workload, ())),
             attempt=row.attempt,
             deadline_s=run.deadline_s,
+            calibrate=bool(run.extra.get("calibrate")),
         )
 
     def _read(self, row: int) -> PromptSpec:

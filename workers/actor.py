@@ -26,7 +26,7 @@ from dfbench.errors import Cancelled, DfbenchError
 from dfbench.workers import provenance
 from dfbench.workers.faults import reach
 from dfbench.workers.loop import Trace, decode
-from dfbench.workers.records import CALIBRATION, JobRows, WorkerFacts, job_row, outcome_row, tables
+from dfbench.workers.records import JobRows, WorkerFacts, job_row, outcome_row, tables
 from dfbench.workers.redact import redact
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 from dfbench.workers.target import RecordedTarget, ScriptedTarget, Target, scripted_rule
@@ -125,6 +125,7 @@ class Worker:
         self._target: Target | None = None
         self._facts: WorkerFacts | None = None
         self._monitor: Monitor | None = None
+        self._calibrated = False
         self._context = DrafterContext()
 
     def load(self) -> Ready:
@@ -138,15 +139,6 @@ class Worker:
         self._target, self._monitor, self._context = target, open_monitor(target), drafter_context(target)
         self._facts = provenance.record_facts(info, self.worker_id)
         return Ready(self._facts, frozenset(target.eos_ids), info)
-
-    def calibrate(self, run_id: str) -> pa.Table:
-        """What passes cost here: rows of `calibration`, in a few seconds; none for a target without a model."""
-        target, facts = self._target, self._facts
-        if target is None or facts is None or target.kind != "torch":
-            return CALIBRATION.empty_table()
-        from dfbench.workers import calibrate
-
-        return calibrate.calibrate(target, facts, calibrate.SHORT, run_id)  # type: ignore[arg-type]
 
     def pulse(self) -> Pulse:
         """Where this worker is. Safe to call while a job runs, from another thread."""
@@ -165,6 +157,8 @@ class Worker:
 
     def run(self, shard: ShardSpec) -> Iterator[Part]:
         """Run a shard's jobs in order and yield their records, in parts of about a second or a job, if it is longer."""
+        if shard.calibrate and not self._calibrated:
+            yield self._calibration(shard)
         parts = _Gatherer(shard, self._join)
         for outcome, record in self._outcomes(shard):
             unusable = outcome.kind in ("oom", "device")
@@ -174,6 +168,18 @@ class Worker:
             if unusable:
                 return
         yield parts.take(False)
+
+    def _calibration(self, shard: ShardSpec) -> Part:
+        """What passes cost here, once a worker, in a few seconds; no rows for a target without a model."""
+        self._calibrated = True
+        target, facts = self._target, self._facts
+        tables: dict[str, pa.Table] = {}
+        if target is not None and facts is not None and target.kind == "torch":
+            from dfbench.workers import calibrate
+
+            rows = calibrate.calibrate(target, facts, calibrate.SHORT, shard.run_id)  # type: ignore[arg-type]
+            tables["calibration"] = rows
+        return Part(shard.shard_id, shard.attempt, (), tables)
 
     def _outcomes(self, shard: ShardSpec) -> Iterator[tuple[JobOutcome, JobRows | Replayed | None]]:
         yield from self._warm_up(shard)

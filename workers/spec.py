@@ -89,6 +89,7 @@ class ShardSpec:
     """The smallest set of jobs that must run on one device in one order; `jobs` is that order.
 
     `warmup`: the workload's reserved prompts, which a worker runs through every arm before its first job of it.
+    `calibrate`: a worker that has not yet measured what its passes cost does so before anything else.
     """
 
     run_id: str
@@ -103,6 +104,7 @@ class ShardSpec:
     warmup: tuple[PromptSpec, ...] = ()
     attempt: int = 1
     deadline_s: float | None = None
+    calibrate: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from dfbench.drafters import registry
-from dfbench.drafters.base import EMPTY, Draft, DrafterContext
+from dfbench.drafters.base import EMPTY, Draft
 from dfbench.errors import EngineError
+from dfbench.workers.actor import drafter_context
 from dfbench.workers.loop import decode
 from dfbench.workers.records import WITNESS, WorkerFacts
 from dfbench.workers.score import Score, score
@@ -104,8 +105,7 @@ def dummy(shape: PassShape, accepted: Sequence[int], filler: int) -> Draft:
 
 def replayed(target: TorchTarget, arm: ArmSpec, prompt: Sequence[int], job: GuardJob, max_new_tokens: int) -> int:
     """Where a fresh drafter on the recorded output first takes another step than the recorded run; -1 = nowhere."""
-    context = DrafterContext(vocab_size=target.vocab_size, eos_ids=target.eos_ids)
-    drafter = registry.create(arm.drafter, arm.params, context)
+    drafter = registry.create(arm.drafter, arm.params, drafter_context(target))
     recorded = _SameBudget(target, len(prompt))
     recorded.load(job.output_ids)
     # The recorded output ends where it ended; what ended it plays no part here.
@@ -213,7 +213,7 @@ def _score_rows(
 
 def _witness_rows(target: TorchTarget, ar: GuardJob, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
     at = job.divergence
-    if at is None or at >= min(len(ar.output_ids), len(job.output_ids)):
+    if not job.passes or at is None or at >= min(len(ar.output_ids), len(job.output_ids)):
         return []
     rows = []
     runs = (("ar", ar.output_ids, plain(len(ar.output_ids))), ("spec", job.output_ids, job.passes))
@@ -235,11 +235,11 @@ def _witness_rows(target: TorchTarget, ar: GuardJob, job: GuardJob, prompt: Sequ
 
 
 def _replay_rows(target: TorchTarget, spec: GuardSpec, job: GuardJob, prompt: Sequence[int]) -> list[dict[str, Any]]:
-    """None where a replay cannot say anything: a drafter that reads logits, a cache that earlier prompts filled, a
-    query budget that shrinks with what is fed again."""
+    """None where a replay cannot say anything: a job without recorded steps, a drafter that reads logits, a cache that
+    earlier prompts filled, a query budget that shrinks with what is fed again."""
     arm = next(arm for arm in spec.arms if arm.name == job.arm)
     reads_logits = registry.find(arm.drafter).top_k > 0
-    if reads_logits or arm.cache == "carried" or target.spec.kv_repair == "refeed":
+    if not job.passes or reads_logits or arm.cache == "carried" or target.spec.kv_repair == "refeed":
         return []
     where = replayed(target, arm, prompt, job, spec.max_new_tokens)
     return [_row("replay", job, where, len(job.passes), "spec")]

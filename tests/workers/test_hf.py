@@ -85,14 +85,15 @@ def test_a_worker_runs_the_arm_and_calibrates(target: TorchTarget, monkeypatch: 
     worker.load()
     arms = (ArmSpec("ar", "ar"), ArmSpec("theirs", "hf-pld", {"draft_len": 4}), ArmSpec("ours", "pld"))
     jobs = tuple(JobSpec(arm.name, "w", "p", arm.name) for arm in arms)
-    shard = ShardSpec("r", "s", "w", (PromptSpec("w", "p", "s", "", PROMPT, "sha"),), arms, jobs, CAP)
-    parts = list(worker.run(shard))
+    shard = ShardSpec("r", "s", "w", (PromptSpec("w", "p", "s", "", PROMPT, "sha"),), arms, jobs, CAP, calibrate=True)
+    calibration, *parts = worker.run(shard)
     assert [outcome.message for part in parts for outcome in part.outcomes] == ["", "", ""]
     filled = [part.tables for part in parts if part.tables]
     tables = {name: pa.concat_tables([part[name] for part in filled]) for name in ("jobs", "steps", "tokens")}
     assert len({tuple(output) for output in tables["jobs"]["output_ids"].to_pylist()}) == 1
     assert set(tables["steps"]["arm"].to_pylist()) == set(tables["tokens"]["arm"].to_pylist()) == {"ar", "ours"}
     assert checks.breaches(tables["jobs"], tables["steps"], tables["tokens"]) == {}
-    measured = worker.calibrate("r").to_pylist()
+    measured = calibration.tables["calibration"].to_pylist()
     assert {row["kind"] for row in measured} == {"read"}  # a context of 256 does not fit a model of 256 positions
     assert {row["run_id"] for row in measured} == {"r"}
+    assert not any("calibration" in part.tables for part in worker.run(shard)), "once a worker"
