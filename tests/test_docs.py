@@ -1,4 +1,4 @@
-"""The documentation cannot lie: every command, drafter, view and target that exists is there, and what is there exists."""
+"""The documentation cannot lie: what exists is in it, and what is in it exists."""
 
 from __future__ import annotations
 
