@@ -77,7 +77,7 @@ def cells(con: duckdb.DuckDBPyConnection) -> list[Cell]:
                 figure = float(getattr(published, f"{arm}_{metric}"))
                 above = getattr(published, f"{arm}_speedup") > getattr(published, f"{arm}_mat")
                 value, mat = row.get(metric), row.get("mat")
-                flag = metric == "speedup" and value is not None and mat is not None and value > mat
+                flag = metric == "speedup" and value is not None and mat is not None and round(value, 2) > round(mat, 2)
                 found.append(
                     Cell(workload, arm, metric, figure, above and metric == "speedup", value,
                          row.get(f"{metric}_lo"), row.get(f"{metric}_hi"), flag)

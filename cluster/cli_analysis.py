@@ -14,6 +14,7 @@ from dfbench.errors import QueryError, unknown
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
+    from rich.console import Console
 
 RunArgument = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="Run directory or its name under runs/; the newest by default.")
@@ -79,19 +80,17 @@ def report(
     ] = False,
 ) -> None:
     """Print the headline table and the checks of a run."""
-    from rich.console import Console
-
     from dfbench.analysis import console, seed
 
     con = _open(run, quiet=True)
     if seed_table:
-        Console().print(seed.seed_table(con))
+        _screen().print(seed.seed_table(con))
     elif as_json:
         typer.echo(json.dumps(console.as_json(con), indent=2, default=str, ensure_ascii=False))
     elif markdown:
         typer.echo(console.markdown(con), nl=False)
     else:
-        Console().print(console.headline(con))
+        _screen().print(console.headline(con))
 
 
 def compare(
@@ -105,14 +104,12 @@ def compare(
     ] = None,
 ) -> None:
     """Compare two runs prompt by prompt: what changed, how sure that is, and what differs in set-up."""
-    from rich.console import Console
-
     from dfbench.analysis import compare as comparing
     from dfbench.analysis.console import comparison
 
     conditions = [comparing.parse_condition(text) for text in fail_if or []]
     found = comparing.compare(_open(a), _open(b), across or [])
-    Console().print(comparison(found))
+    _screen().print(comparison(found))
     failed = [change for change in found.changes if any(condition.met(change) for condition in conditions)]
     for change in failed:
         typer.echo(f"fails: {change.words}", err=True)
@@ -164,14 +161,20 @@ def export(
 
 def show(answer: pa.Table) -> None:
     """Print a table for people."""
-    from rich.console import Console
-
     from dfbench.analysis.query import terminal
 
-    screen = Console()
-    drawn, note = terminal(answer, screen.width if screen.is_terminal else 200)
-    Console(width=None if screen.is_terminal else 200).print(drawn)
+    screen = _screen()
+    drawn, note = terminal(answer, screen.width)
+    screen.print(drawn)
     typer.echo(note)
+
+
+def _screen() -> Console:
+    """The terminal, or a wide page where the output goes elsewhere."""
+    from rich.console import Console
+
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=200)
 
 
 def _print_views() -> None:

@@ -1,4 +1,4 @@
--- view: guard_scores: one emitted token whose logit the guard computed again in one plain pass.
+-- view (made once): guard_scores: one emitted token whose logit the guard computed again in one plain pass.
 -- columns: kind VARCHAR (teacher: of a recorded output; noise: of the shape control's own output), job_id VARCHAR,
 --   attempt INTEGER, workload VARCHAR, prompt_id VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision
 --   VARCHAR, dtype VARCHAR, engine VARCHAR, stack VARCHAR, position INTEGER, token_id INTEGER, recorded_logit FLOAT,

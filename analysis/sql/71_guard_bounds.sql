@@ -1,4 +1,4 @@
--- view: guard_bounds: one device, model, dtype, engine and stack; how far two sound passes of different shape may
+-- view (made once): guard_bounds: one device, model, dtype, engine and stack; how far two sound passes of different shape may
 --   put the logit of one token apart. In 16-bit arithmetic it is measured: one and a half times the most that shape
 --   alone did to the shape controls, at least 4 ulp; more than 32 ulp is noise that the dtype cannot explain, and no
 --   bound goes above it. In float32 and wider arithmetic it is 1e-4 relative.

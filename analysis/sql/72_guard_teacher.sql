@@ -1,4 +1,4 @@
--- view: guard_teacher: one job; do its recorded logits agree with those of a plain pass over its whole output?
+-- view (made once): guard_teacher: one job; do its recorded logits agree with those of a plain pass over its whole output?
 -- columns: job_id VARCHAR, attempt INTEGER, workload VARCHAR, prompt_id VARCHAR, arm VARCHAR, device VARCHAR,
 --   model VARCHAR, revision VARCHAR, dtype VARCHAR, engine VARCHAR, stack VARCHAR, tokens BIGINT, max_delta_ulp
 --   DOUBLE, max_delta_relative FLOAT, mean_delta_ulp DOUBLE (signed: a small systematic error shows here),

@@ -1,4 +1,4 @@
--- view: guard_control: one measured spec job beside its shape control, AR decoded at the job's own query widths .
+-- view (made once): guard_control: one measured spec job beside its shape control, AR decoded at the job's own query widths .
 --   What the control does, shape noise alone does.
 -- columns: job_id VARCHAR, attempt INTEGER, workload VARCHAR, prompt_id VARCHAR, arm VARCHAR, device VARCHAR,
 --   model VARCHAR, revision VARCHAR, dtype VARCHAR, engine VARCHAR, stack VARCHAR, tokens BIGINT, control_position

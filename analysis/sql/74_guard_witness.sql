@@ -1,4 +1,4 @@
--- view: guard_witness: one divergence and what a re-run of the common prefix chose, in AR's passes and in the
+-- view (made once): guard_witness: one divergence and what a re-run of the common prefix chose, in AR's passes and in the
 --   arm's.
 -- columns: job_id VARCHAR, attempt INTEGER, workload VARCHAR, prompt_id VARCHAR, arm VARCHAR, position INTEGER,
 --   class VARCHAR (from recorded logits), ar_id INTEGER, ar_choice INTEGER (of the re-run in AR's passes), spec_id

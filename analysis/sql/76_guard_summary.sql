@@ -1,4 +1,4 @@
--- view: guard_summary: one cell of a spec arm; everything that the guard counts, its shape control's counts beside
+-- view (made once): guard_summary: one cell of a spec arm; everything that the guard counts, its shape control's counts beside
 --   it.
 -- columns: workload VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision VARCHAR, dtype VARCHAR, engine
 --   VARCHAR, stack VARCHAR, pairs_planned BIGINT, pairs_compared BIGINT, tokens_compared BIGINT, tokens_identical

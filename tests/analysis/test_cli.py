@@ -1,0 +1,223 @@
+"""The commands that read runs: what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from runmaker import Facts, RunMaker
+from typer.testing import CliRunner
+
+from dfbench.analysis import open_run
+from dfbench.cluster import sqlshell
+from dfbench.cluster.cli import app
+from dfbench.errors import QueryError, RunError
+
+Make = Callable[..., RunMaker]
+
+
+def made(run: RunMaker, *, faster: float = 1.0, prompts: int = 6, emits: int = 2) -> Path:
+    for number in range(prompts):
+        size = 1 + 0.1 * number
+        run.job("code", f"p{number}", "ar", range(9), [1] * 8, [size] * 8)
+        run.job("code", f"p{number}", "pld", range(9), [emits] * (8 // emits), [size * faster] * (8 // emits))
+        cost = [size * faster * (1.01 + 0.001 * number)] * 4
+        run.job("code", f"p{number}", "cacheback", range(9), [2] * 4, cost)
+    return run.write()
+
+
+def dfbench(*arguments: object, code: int = 0, stdin: str | None = None) -> str:
+    """Standard output of a command that must end with `code`."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_sql_in_every_format(make: Make, tmp_path: Path) -> None:
+    run = made(make())
+    query = "select arm, mat, null as nothing, [1, 2] as ids from mat order by arm"
+    assert "cacheback" in dfbench("sql", run, query)
+    rows = list(csv.DictReader(io.StringIO(dfbench("sql", run, query, "--format", "csv"))))
+    assert rows[2] == {"arm": "pld", "mat": "2.0", "nothing": "", "ids": "[1, 2]"}
+    assert json.loads(dfbench("sql", run, query, "--format", "json"))[2] == {
+        "arm": "pld", "mat": 2.0, "nothing": None, "ids": [1, 2],
+    }  # fmt: skip
+    assert dfbench("sql", run, query, "--format", "markdown").splitlines()[-1] == "| pld | 2 |  | [1, 2] |"
+    dfbench("sql", run, query, "--format", "parquet", "--out", tmp_path / "x.parquet")
+    assert pq.read_table(tmp_path / "x.parquet")["arm"].to_pylist() == ["ar", "cacheback", "pld"]
+
+
+def test_a_views_name_is_a_query_and_so_is_standard_input(make: Make) -> None:
+    run = made(make())
+    assert "mat_mean_prompt" in dfbench("sql", run, "mat", "--format", "csv")
+    assert dfbench("sql", run, "--format", "csv", stdin="select 40 + 2 as answer") == "answer\n42\n"
+
+
+def test_the_views_are_listed_with_their_meaning() -> None:
+    listed = dfbench("sql", "--views")
+    assert "divergences" in listed
+    assert "one measured spec job whose output is not AR's" in listed
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("selec 1", 'does not parse: syntax error at or near "selec"'),
+        ("from nowhere", "there is no view 'nowhere': use one of prompts, steps"),
+        ("select b from mat", '"b" not found'),
+        ("copy mat to 'x.csv'", "only reads"),
+        ("attach 'x.db'", "only reads"),
+        ("set threads = 1", "only reads"),
+        ("from read_csv('/etc/passwd')", "may read this run and nothing else"),
+        ("select 1; select 2", "write one query"),
+        ("select error('boo')", "boo"),
+    ],
+)
+def test_bad_queries_are_one_sentence(make: Make, query: str, words: str) -> None:
+    run = made(make(), prompts=1)
+    with pytest.raises(QueryError, match=words.replace("(", r"\(")) as error:
+        dfbench("sql", run, query)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_options_of_sql(make: Make, tmp_path: Path) -> None:
+    run = made(make(), prompts=1)
+    with pytest.raises(QueryError, match="unknown format 'cvs': did you mean 'csv'"):
+        dfbench("sql", run, "from mat", "--format", "cvs")
+    with pytest.raises(QueryError, match="write --out"):
+        dfbench("sql", run, "from mat", "--format", "parquet")
+    with pytest.raises(QueryError, match="cannot be written"):
+        dfbench("sql", run, "from mat", "--out", tmp_path / "no" / "x.csv")
+    with pytest.raises(RunError, match="there is no run at 'nowhere'"):
+        dfbench("sql", "nowhere", "from mat")
+
+
+def test_the_prompt_answers(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    con = open_run(made(make(), prompts=1))
+    sqlshell.respond(con, "select 40 + 2 as answer")
+    sqlshell.respond(con, ".views")
+    sqlshell.respond(con, ".schema mat")
+    printed = capsys.readouterr().out
+    assert "42" in printed
+    assert "speedup_le_mat:" in printed
+    assert "1 + ΣA / ΣD" in printed
+    with pytest.raises(QueryError, match="did you mean 'mat'"):
+        sqlshell.respond(con, ".schema matt")
+
+
+def test_the_headline_and_its_checks(make: Make) -> None:
+    printed = dfbench("report", made(make(), faster=1.1))
+    assert "toy, bfloat16, cached, on toy device" in printed
+    assert "speedup ≤ bound: holds in 2 of 2 cells" in printed
+    assert "12 of 12 planned pairs compared, 12 with identical outputs" in " ".join(printed.split())
+
+
+def test_a_breach_of_the_bound_is_printed_with_its_cause(make: Make) -> None:
+    printed = " ".join(dfbench("report", made(make(), faster=0.5)).split())
+    assert "✗ speedup ≤ bound: pld on code: 4.000 is above its bound 2.000" in printed
+    assert "an unsynchronised clock" in printed
+
+
+def test_the_headline_for_pasting_and_as_json(make: Make) -> None:
+    run = made(make())
+    assert "| code | pld | 6 | " in dfbench("report", run, "--markdown")
+    found = json.loads(dfbench("report", run, "--json"))
+    assert found["cells"]["sql"] == "select * from cells"
+    assert {row["arm"]: row["mat"] for row in found["cells"]["rows"]} == {"ar": 1.0, "cacheback": 2.0, "pld": 2.0}
+    assert found["checks"][0].keys() == {"name", "state", "text", "sql"}
+
+
+def test_the_seed_table_stands_beside_its_published_figures(make: Make) -> None:
+    printed = " ".join(dfbench("report", made(make()), "--seed-table").split())
+    assert "code seed 1.00 1.45 1.47 ▲ 1.45 1.46" in printed
+    assert "chat seed 1.00 1.26 ▲ 1.26 ▲ 1.25 1.25" in printed
+    assert "this run 1.00 2.00 1.98 2.00 2.00" in printed
+    assert "differs differs differs differs" in printed
+    assert "model: seed Qwen/Qwen3-8B, this run toy" in printed
+    assert "Cacheback ties PLD on code: agrees" in printed
+
+
+def test_a_run_compared_with_itself_has_not_changed(make: Make) -> None:
+    run = made(make())
+    printed = dfbench("compare", run, run, "--fail-if", "mat < -1%", "--fail-if", "speedup > 0.001")
+    assert "Nothing in the set-up differs." in printed
+
+
+def test_a_change_is_paired_judged_and_can_fail(make: Make) -> None:
+    a = made(make("a"))
+    b = made(make("b", facts=Facts(stack="dfbench 9")), faster=1.25, emits=4)
+    printed = " ".join(dfbench("compare", a, b).split())
+    assert "code pld mat 6 2.000 4.000 +100.0 %" in printed
+    assert "code pld speedup 6 2.000 3.200 +60.0 %" in printed
+    assert "stack: dfbench 0.1.0, torch 0, transformers 0 → dfbench 9" in printed
+    assert "a difference, shown with 6 prompts" in printed
+    dfbench("compare", a, b, "--fail-if", "mat > 50%", code=1)
+    dfbench("compare", b, a, "--fail-if", "speedup < -1", code=1)
+    dfbench("compare", b, a, "--fail-if", "speedup < -1.3")
+
+
+def test_only_common_jobs_are_compared_and_the_rest_is_counted(make: Make) -> None:
+    printed = dfbench("compare", made(make("a")), made(make("b"), prompts=4))
+    assert "6 jobs that only A has and 0 that only B has" in " ".join(printed.split())
+
+
+def test_unlike_runs_are_not_compared_unless_told(make: Make) -> None:
+    a, b = made(make("a")), made(make("b", facts=Facts(device="other", dtype="float32")))
+    with pytest.raises(RunError, match=r"device \(toy device and other\), dtype \(bfloat16 and float32\)") as error:
+        dfbench("compare", a, b)
+    assert "write --across device --across dtype" in str(error.value)
+    with pytest.raises(RunError, match="write --across dtype to"):
+        dfbench("compare", a, b, "--across", "device")
+    assert "compared across device, dtype" in dfbench("compare", a, b, "--across", "device", "--across", "dtype")
+
+
+@pytest.mark.parametrize("text", ["mat", "mat < x", "nothing < -1%", "mat <= 3", ""])
+def test_bad_conditions(make: Make, text: str) -> None:
+    run = made(make(), prompts=1)
+    with pytest.raises(QueryError, match="is not a condition"):
+        dfbench("compare", run, run, "--fail-if", text)
+
+
+def test_runs_without_common_jobs(make: Make) -> None:
+    other = make("b")
+    other.job("chat", "q", "ar", range(9))
+    with pytest.raises(RunError, match="no job of the same workload"):
+        dfbench("compare", made(make("a")), other.write())
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_export_writes_a_file_a_table(make: Make, tmp_path: Path, form: str) -> None:
+    run = made(make())
+    assert "jobs: 18 rows" in dfbench("export", tmp_path / "out", "--run", run, "--format", form)
+    con = duckdb.connect()
+    assert con.sql(f"select count(*) from '{tmp_path}/out/steps.{form}'").fetchall() == [(96,)]
+    assert con.sql(f"select mat from '{tmp_path}/out/cells.{form}' where arm = 'pld'").fetchall() == [(2.0,)]
+    with pytest.raises(QueryError, match="exports replace nothing"):
+        dfbench("export", tmp_path / "out", "--run", run, "--format", form)
+
+
+def test_export_to_a_duckdb_file_and_to_a_url(make: Make, tmp_path: Path) -> None:
+    run = made(make())
+    dfbench("export", tmp_path / "run.duckdb", "--run", run, "--format", "duckdb")
+    with duckdb.connect(str(tmp_path / "run.duckdb"), read_only=True) as con:
+        assert con.sql("select count(*) from steps").fetchall() == [(96,)]
+        assert con.sql("select len(output_ids) from jobs limit 1").fetchall() == [(9,)]
+    import fsspec
+
+    dfbench("export", "memory://exports/one", "--run", run)
+    files = fsspec.filesystem("memory")
+    assert files.exists("/exports/one/jobs.parquet")
+
+
+def test_export_refuses_what_it_cannot_write(make: Make) -> None:
+    run = made(make(), prompts=1)
+    with pytest.raises(QueryError, match="cannot be written"):
+        dfbench("export", "nosuch://x/y", "--run", run)
+    with pytest.raises(QueryError, match="unknown format 'xls'"):
+        dfbench("export", "x", "--run", run, "--format", "xls")
