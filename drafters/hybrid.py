@@ -108,6 +108,14 @@ class Candidates(NamedTuple):
     match_len: int
 
 
+class Plan(NamedTuple):
+    """The candidates, the chance of each that it and all above it are accepted, and their order, likeliest first."""
+
+    candidates: Candidates
+    chances: list[float]
+    order: list[int]
+
+
 class HybridDrafter(Drafter):
     """The two drafters, the counts of their accepted nodes, and the rate so far."""
 
@@ -143,7 +151,7 @@ class HybridDrafter(Drafter):
             self._counts[tuple(map(int, name.split(".")))] = [accepted, tried]  # type: ignore[index]
         self._tokens, self._spent = self.options.rate * RATE_STEPS, RATE_STEPS
         self._begun = False
-        self._ready: Candidates | None = None
+        self._ready: Plan | None = None
 
     def start(self, prompt: Sequence[int]) -> None:
         """Both drafters index the prompt."""
@@ -166,9 +174,9 @@ class HybridDrafter(Drafter):
 
     def propose(self, budget: int) -> Draft:
         """The gate's candidates, cut to those that pay."""
-        candidates = self._candidates()
-        chances = self._chances(candidates)
-        kept = sorted(self._worthwhile(chances, min(budget, self.options.budget)))
+        plan = self._plan()
+        candidates, chances, _ = plan
+        kept = sorted(self._worthwhile(plan, min(budget, self.options.budget)))
         if not kept:
             return EMPTY
         place = {-1: -1} | {old: new for new, old in enumerate(kept)}
@@ -184,15 +192,19 @@ class HybridDrafter(Drafter):
         """What was learned so far, as the option `acceptance` for other prompts."""
         return {".".join(map(str, kind)): (a, n) for kind, (a, n) in self._counts.items() if n}
 
-    def _candidates(self) -> Candidates:
-        """Both drafts behind the gate; kept until the text goes on."""
+    def _plan(self) -> Plan:
+        """Both drafts behind the gate, judged; kept until the text goes on."""
         if self._ready is None:
             long, wide = (part.propose(self.options.budget) for part in self._parts)
             if self.options.gate == "match":
                 long, wide = (long, EMPTY) if long.match_len >= self.options.min_match else (EMPTY, wide)
             elif self.options.gate == "score":
                 long, wide = (long, EMPTY) if self._promise(0, long) >= self._promise(1, wide) else (EMPTY, wide)
-            self._ready = _merged(long, wide)
+            candidates = _merged(long, wide)
+            chances = self._chances(candidates)
+            # A parent is likelier than its child or as likely and earlier, so any beginning of this order is a tree.
+            order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)
+            self._ready = Plan(candidates, chances, order)
         return self._ready
 
     def _promise(self, source: int, draft: Draft) -> float:
@@ -211,14 +223,14 @@ class HybridDrafter(Drafter):
             chances.append(own * chances[parent] if parent >= 0 else own)
         return chances
 
-    def _worthwhile(self, chances: list[float], most: int) -> list[int]:
-        """The likeliest nodes, as many as pay; a parent is never less likely than its child, nor later."""
-        order = sorted(range(len(chances)), key=lambda i: -chances[i])[:most]
+    def _worthwhile(self, plan: Plan, most: int) -> list[int]:
+        """The likeliest nodes, at most `most`, as many as pay."""
+        order = plan.order[:most]
         if self._costs is None:
             return order
         rate, gain, best, count = self._tokens / self._spent, 0.0, 0.0, 0
         for n, i in enumerate(order, start=1):
-            gain += chances[i]
+            gain += plan.chances[i]
             value = gain - rate * (self._costs[n] - 1.0)
             if value > best:
                 best, count = value, n
@@ -226,12 +238,12 @@ class HybridDrafter(Drafter):
 
     def _judge(self, emitted: Sequence[int]) -> None:
         """Count the candidates whose parents were accepted: those that verification had an answer for."""
-        candidates = self._candidates()
+        plan = self._plan()
         if self._costs is not None:
             self._tokens += len(emitted)
-            self._spent += self._costs[len(self._worthwhile(self._chances(candidates), self.options.budget))]
+            self._spent += self._costs[len(self._worthwhile(plan, self.options.budget))]
         depth = {-1: 0}
-        for i, (token, parent, kind) in enumerate(zip(*candidates[:3], strict=True)):
+        for i, (token, parent, kind) in enumerate(zip(*plan.candidates[:3], strict=True)):
             place = depth.get(parent, len(emitted))
             if place < len(emitted):
                 counts = self._counts[kind]
