@@ -133,9 +133,12 @@ def overhead(run_dir: Path, jobs: int) -> None:
 def large_plan(run_dir: Path, jobs: int) -> None:
     print(f"2. the plan of {jobs:,} jobs")
     before = resident(psutil.Process())
+    cpu = time.process_time()
     ledger, seconds = timed(lambda: make(run_dir, jobs, ARMS, TOKENS))
+    cpu = time.process_time() - cpu
     size = (run_dir / "ledger.db").stat().st_size / MEGABYTE
-    print(f"   planned in {seconds:.1f} s, {resident(psutil.Process()) - before:+.0f} MiB, ledger {size:.0f} MiB")
+    grown = resident(psutil.Process()) - before
+    print(f"   planned in {seconds:.1f} s ({cpu:.1f} s of CPU), {grown:+.0f} MiB, ledger {size:.0f} MiB")
     counts, seconds = timed(ledger.counts)
     print(f"   status: {counts.total:,} jobs counted in {1000 * seconds:.0f} ms")
     _, seconds = timed(lambda: ledger.pending(256, after=jobs // len(ARMS) // 2))

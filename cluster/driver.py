@@ -339,6 +339,8 @@ class Driver:
         if part.unusable:
             self._finished(member)
             self._dismiss(member, "its device is in no state to go on")
+            if part.outcomes[-1].kind == "device":
+                self._blame(member, "device", part.shard_id)
 
     def _joined(self, member: Member) -> None:
         ready = member.ready
@@ -355,11 +357,13 @@ class Driver:
 
     def _finished(self, member: Member) -> None:
         """The stream ended: the attempt is over and waits for its commit."""
+        broken = member.shard is not None and any(part.unusable for part in member.shard.parts)
         if member.shard is not None:
             self._committer.add(member.shard)
             reach("driver.collected")
         member.end()
-        self.health.good(member.device.node.node_id)
+        if not broken:
+            self.health.good(member.device.node.node_id)
 
     def _log_part(self, member: Member, part: Part) -> None:
         for outcome in part.outcomes:

@@ -144,12 +144,6 @@ class Health:
             health.poisoned = f"{health.failures} failures in a row, the last of kind '{kind}'"
         return health.poisoned
 
-    def returned(self, node: str) -> None:
-        """The node left and came back: its rest is over."""
-        health = self.nodes.get(node)
-        if health is not None:
-            health.until = 0.0
-
     def poisoned(self) -> dict[str, str]:
         """The nodes that are set aside, and why."""
         return {node: health.poisoned for node, health in self.nodes.items() if health.poisoned}

@@ -268,6 +268,19 @@ def test_verify_finds_rows_that_the_ledger_does_not_know(tmp_path: Path) -> None
     ]
 
 
+def test_large_runs_are_verified_in_portions_of_whole_jobs(tmp_path: Path) -> None:
+    with make_run(tmp_path, 6) as ledger:
+        commit_each(ledger, work(ledger))
+        portions = list(upkeep._portions(ledger, rows=30))
+        assert len(portions) > 2
+        steps = pa.concat_tables([portion["steps"] for portion in portions])
+        assert steps.num_rows == sum(file.rows for file in ledger.files("steps"))
+        names = [set(portion["jobs"]["job_id"].to_pylist()) for portion in portions]
+        assert sum(map(len, names)) == len(set().union(*names))
+        for portion, jobs in zip(portions, names, strict=True):
+            assert set(portion["steps"]["job_id"].to_pylist()) <= jobs
+
+
 STAGES = ["commit.before_write", "commit.before_rename", "commit.after_rename", "commit.inside", "commit.after"]
 
 

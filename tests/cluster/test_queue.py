@@ -108,9 +108,6 @@ def test_a_node_that_died_rests() -> None:
     assert health.bad("a", "node", "s1", 100.0) == ""
     assert not health.usable("a", 169.0)
     assert health.usable("a", 170.0)
-    health.bad("a", "node", "s1", 200.0)
-    health.returned("a")
-    assert health.usable("a", 201.0)
 
 
 def test_failures_in_a_row_set_a_node_aside() -> None:
