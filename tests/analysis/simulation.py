@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -67,3 +68,25 @@ def coverage(*, prompts: int, runs: int, seed: int) -> dict[str, float]:
             found = method(*(data[column] for column in columns))
             hits[name] += bool(found and found.lo <= truths()[name] <= found.hi)
     return {name: count / runs for name, count in hits.items()}
+
+
+def percentile_interval(numerator: Array, denominator: Array) -> stats.Interval:
+    """Plain percentile bootstrap of Σ numerator ÷ Σ denominator: for comparison only."""
+    resampled = stats.resample_weights(len(numerator)) @ np.column_stack([numerator, denominator])
+    lo, hi = np.quantile(resampled[:, 0] / resampled[:, 1], [0.025, 0.975])
+    return stats.Interval(float(lo), float(hi))
+
+
+def bca_interval(numerator: Array, denominator: Array) -> stats.Interval:
+    """Bias-corrected and accelerated bootstrap of the same (Efron 1987): for comparison only."""
+    resampled = stats.resample_weights(len(numerator)) @ np.column_stack([numerator, denominator])
+    ratios = resampled[:, 0] / resampled[:, 1]
+    normal, estimate = NormalDist(), numerator.sum() / denominator.sum()
+    below = float(np.clip((ratios < estimate).mean(), 1e-3, 1 - 1e-3))
+    bias = normal.inv_cdf(below)
+    left_out = (numerator.sum() - numerator) / (denominator.sum() - denominator)
+    spread = left_out.mean() - left_out
+    skew = float((spread**3).sum() / (6 * ((spread**2).sum()) ** 1.5))
+    ends = [normal.cdf(bias + (bias + z) / (1 - skew * (bias + z))) for z in (-1.959964, 1.959964)]
+    lo, hi = np.quantile(ratios, ends)
+    return stats.Interval(float(lo), float(hi))
