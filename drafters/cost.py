@@ -48,7 +48,8 @@ class CostCurve:
 
     def save(self, path: Path) -> str:
         """Write the curve as JSON; returns the file's SHA-256, by which a worker finds it."""
-        data = json.dumps({"points": self.points}).encode()
+        queries, costs = zip(*self.points, strict=True)
+        data = json.dumps({"queries": queries, "relative": costs}).encode()
         path.write_bytes(data)
         return hashlib.sha256(data).hexdigest()
 
@@ -56,7 +57,8 @@ class CostCurve:
 def load(path: str | None, sha256: str | None, context: DrafterContext) -> CostCurve | None:
     """The curve in a file that a drafter's options name, by content where this worker was sent it, else by path.
 
-    The file is JSON: `{"points": [[1, 1.0], [8, 1.15], …]}`. Raises OptionError for a missing, foreign or other file.
+    The file is JSON: `{"queries": [1, 8], "relative": [1.0, 1.15]}`, as `dfbench replay --verify-cost` reads it too.
+    Raises OptionError for a missing, foreign or other file.
     """
     if path is None and sha256 is None:
         return None
@@ -72,7 +74,8 @@ def load(path: str | None, sha256: str | None, context: DrafterContext) -> CostC
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise OptionError(f"the cost curve {place} does not have the SHA-256 {sha256}: correct `cost_file_sha256`.")
     try:
-        points = [(queries, cost) for queries, cost in json.loads(data)["points"]]
-        return CostCurve.of(points)
+        curve = json.loads(data)
+        return CostCurve.of(zip(curve["queries"], curve["relative"], strict=True))
     except (ValueError, KeyError, TypeError) as error:
-        raise OptionError(f'{place} is not a cost curve: write {{"points": [[1, 1.0], [8, 1.15]]}}.') from error
+        example = '{"queries": [1, 8], "relative": [1.0, 1.15]}'
+        raise OptionError(f"{place} is not a cost curve: write one as {example}.") from error
