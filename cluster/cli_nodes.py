@@ -51,7 +51,7 @@ def up(
     )
     started = launcher.up_here(options, typer.echo)
     typer.echo(f"up: {started}. On each workstation: copy ~/.ray/auth_token there, then dfbench join {started}")
-    typer.echo("to end it: dfbench down --here" + (f" --port {port}" if port != launcher.DEFAULT_PORT else ""))
+    typer.echo("to end it: dfbench down --here" + (f" --port {port}" if port != 6379 else ""))
 
 
 def down(

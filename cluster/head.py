@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,11 @@ class _Service:
     """The head's gRPC service. PermissionError = it wants another token; ClusterError = nobody answers."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        import grpc
-        from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
-
-        self._grpc, self._messages, self._stubs = grpc, gcs_service_pb2, gcs_service_pb2_grpc
+        # Untyped, generated and slow to import: all three reasons to take them as they come.
+        grpc: Any = import_module("grpc")
+        self._grpc = grpc
+        self._messages: Any = import_module("ray.core.generated.gcs_service_pb2")
+        self._stubs: Any = import_module("ray.core.generated.gcs_service_pb2_grpc")
         self.address, self.token = address, token
         # Inside a private network a proxy from the environment is never the way to the head.
         self._channel = grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),))
@@ -223,10 +225,10 @@ class _Service:
         self._call(stub.InternalKVPut, request)
 
     def shut_down_node(self) -> None:
-        from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
-
-        stub = node_manager_pb2_grpc.NodeManagerServiceStub(self._channel)
-        self._call(stub.ShutdownRaylet, node_manager_pb2.ShutdownRayletRequest(graceful=True))
+        messages: Any = import_module("ray.core.generated.node_manager_pb2")
+        stubs: Any = import_module("ray.core.generated.node_manager_pb2_grpc")
+        stub = stubs.NodeManagerServiceStub(self._channel)
+        self._call(stub.ShutdownRaylet, messages.ShutdownRayletRequest(graceful=True))
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         metadata = [("authorization", f"Bearer {self.token}")] if self.token else []

@@ -82,7 +82,7 @@ def check_all(head_address: str, options: JoinOptions, say: Callable[[str], None
 
 def check(head: Head, options: JoinOptions) -> list[Check]:
     """Every check, in the order a user would make them."""
-    found = [_check_door(head, options), *_check_versions(head), _check_here(head, options)]
+    found = [_check_door(head, options), _check_versions(head), _check_here(head, options)]
     found.append(_check_memory())
     if options.model is not None:
         found.append(_check_model(options.model))
@@ -102,19 +102,18 @@ def _check_door(head: Head, options: JoinOptions) -> Check:
     )
 
 
-def _check_versions(head: Head) -> list[Check]:
+def _check_versions(head: Head) -> Check:
     mine = stack.stack()
     theirs = head_versions(head)
     if "dfbench/dfbench" not in theirs:
-        problem = (
+        silent = (
             "the head does not say which versions it has: on the head, run `dfbench nodes --announce`, or start it "
             "with `dfbench up`"
         )
-        return [Check("versions", "unknown on the head", problem)]
+        return Check("versions", "unknown on the head", silent)
     objections = stack.differences(mine, theirs)
-    seen = ", ".join(stack.phrases(mine))
     problem = f"{'; '.join(objections)}: install what the head has" if objections else None
-    return [Check("versions", seen, problem)]
+    return Check("versions", ", ".join(stack.phrases(mine)), problem)
 
 
 def head_versions(head: Head) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from dfbench.cluster import processes, start
-from dfbench.cluster.head import DEFAULT_PORT, Head, parse_address, read_head, shut_down
+from dfbench.cluster.head import DEFAULT_PORT, Head, parse_address, read_head, shut_down, token_path
 from dfbench.errors import ClusterError
 
 CONFIG = "ray_config.yaml"
@@ -115,7 +115,7 @@ def up(path: Path, say: Callable[[str], None], wait_s: float = VISIBLE_WITHIN_S)
     """Start a launcher file's cluster and wait until every machine is seen. Raises ClusterError naming the missing."""
     cluster = load_config(path)
     if start.ensure_token():
-        say(f"made a token for this cluster: {start.token_path()}")
+        say(f"made a token for this cluster: {token_path()}")
     _ray("up", cluster)
     return _await_nodes(cluster, say, wait_s)
 
@@ -189,7 +189,7 @@ def up_here(options: HeadOptions, say: Callable[[str], None]) -> str:
         )
     address = parse_address(f"{host}:{options.port}")
     if not options.open and start.ensure_token():
-        say(f"made a token for this cluster: {start.token_path()}")
+        say(f"made a token for this cluster: {token_path()}")
     command = start.head_command(address, options.dashboard_port, start.Ports.parse(options.ports), list(options.extra))
     environment = start.environment(auth=not options.open)
     if options.block:

@@ -142,10 +142,11 @@ def _counted_parameters(config: Mapping[str, Any]) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    classes: Any = AutoModelForCausalLM
     try:
         known = AutoConfig.for_model(**config)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(known)
+            model = classes.from_config(known)
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"the size of a '{config.get('model_type')}' model cannot be told from its config.") from error
     return sum(weight.numel() for weight in model.parameters())

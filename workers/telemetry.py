@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from importlib import import_module
 from typing import Any, Protocol
 
 import psutil
@@ -76,10 +76,9 @@ class Telemetry:
         return {"disturbed": self.disturbed, **self.facts}
 
 
-def load_nvml() -> ModuleType | None:
+def load_nvml() -> Any:
     """NVML, initialised; None on a machine without an NVIDIA driver."""
-    import pynvml
-
+    pynvml: Any = import_module("pynvml")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -246,7 +245,9 @@ def _reading(ask: _Asker, handle: Any) -> dict[str, Any]:
 def _device(ask: _Asker, handle: Any, index: int, driver: str | None) -> Device:
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
-    reading = _reading(ask, handle)
+    reading: dict[str, Any] = _reading(ask, handle)
+    if reading["reasons"] is not None:
+        reading["reasons"] = tuple(reading["reasons"])
     pids = _pids(ask, handle)
     return Device(
         index=index,
@@ -257,7 +258,7 @@ def _device(ask: _Asker, handle: Any, index: int, driver: str | None) -> Device:
         memory_free=None if memory is None else int(memory.free),
         power_limit_w=None if limit is None else limit / 1000,
         processes=None if pids is None else tuple(sorted(pids)),
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in reading.items()},
+        **reading,
     )
 
 
