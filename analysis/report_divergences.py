@@ -1,0 +1,115 @@
+"""The report's table of first differences from AR's outputs: both tokens, with their text in context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import duckdb
+
+from dfbench.analysis.report_figures import Row
+from dfbench.analysis.report_markup import NONE, Html, el, evidence, join, table
+from dfbench.analysis.store import rows
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids → their text."""
+
+DIVERGENCES = """select workload, arm, prompt_id, repeat, device, position, ar_id, spec_id, class, ar_gap, spec_gap,
+  ar_gap_ulp, spec_gap_ulp, differing_tokens, compared_tokens, job_id, ar_job_id, attempt
+from divergences
+order by class <> 'violation', class <> 'unresolved', workload, arm, prompt_id, repeat"""
+MOST_DIVERGENCES = 50
+BEFORE, AFTER = 16, 6
+"""Tokens of context that a divergence is shown with."""
+
+
+def divergences(con: duckdb.DuckDBPyConnection, decode: Decode | None) -> Html:
+    """First differences from AR's outputs: both tokens, their text in context, and how near the logits were."""
+    found = rows(con, DIVERGENCES)
+    if not found:
+        [(compared,)] = con.sql("select sum(pairs_compared) from losslessness").fetchall()
+        none = f"All {compared} outputs compared are AR's, token for token." if compared else (
+            "No output has an AR output to be compared with.")  # fmt: skip
+        return join([el("p", none, class_=None if compared else "absent"), evidence(DIVERGENCES, [])])
+    shown = found[:MOST_DIVERGENCES]
+    outputs = _outputs(con, shown)
+    body = [
+        [row["workload"], row["arm"], row["prompt_id"], str(row["position"]), _class(row["class"]),
+         *_contexts(row, outputs, decode), _gap(row, "ar"), _gap(row, "spec"),
+         f"{row['differing_tokens']} of {row['compared_tokens']}"]
+        for row in shown
+    ]  # fmt: skip
+    heads = ("workload", "arm", "prompt", "position", "class", "AR went on", "the arm went on", "AR's gap",
+             "the arm's gap", "tokens that differ")  # fmt: skip
+    notes = ["Only the first difference of an output is evidence; what follows depends on it. Gaps are between the two "
+             "tokens' logits, in that pass; ulp is the step between neighbouring numbers there."]  # fmt: skip
+    if decode is None:
+        notes.append("The model's tokenizer is not at hand here, so tokens show as their ids.")
+    if len(found) > len(shown):
+        notes.append(f"Shown: {len(shown)} of {len(found)}, the gravest first; the query gives all.")
+    caption = "First differences from AR's outputs"
+    return join([table(caption, heads, body, left=7, note=" ".join(notes)), evidence(DIVERGENCES, found)])
+
+
+_CLASSES = {
+    "tie_both": "exact tie in both passes",
+    "tie_ar": "exact tie in AR's pass",
+    "tie_spec": "exact tie in the arm's pass",
+    "ulp1": "within 1 ulp",
+    "ulp_k": "within 4 ulp",
+    "unresolved": "unresolved: one token is not in the other pass's top two",
+    "violation": "violation: nothing recorded explains it",
+}
+
+
+def _class(name: str) -> Html:
+    return el("span", _CLASSES.get(name, name), title=name)
+
+
+def _gap(row: Row, side: str) -> str:
+    gap, ulps = row[f"{side}_gap"], row[f"{side}_gap_ulp"]
+    return NONE if gap is None else f"{gap:.4g}" if ulps is None else f"{gap:.4g} ({ulps:.3g} ulp)"
+
+
+def _outputs(con: duckdb.DuckDBPyConnection, found: Sequence[Row]) -> dict[tuple[str, int], list[int]]:
+    """Outputs of the jobs that these divergences are between."""
+    wanted = {(row[key], row["attempt"]) for row in found for key in ("job_id", "ar_job_id")}
+    query = "select job_id, attempt, output_ids from jobs where not warmup and job_id in (select unnest($ids))"
+    answer = con.execute(query, {"ids": [job for job, _ in wanted]}).fetchall()
+    return {(job, attempt): ids for job, attempt, ids in answer}
+
+
+def _contexts(row: Row, outputs: Mapping[tuple[str, int], list[int]], decode: Decode | None) -> list[Html]:
+    return [
+        in_context(outputs.get((row[key], row["attempt"]), []), row["position"], decode)
+        for key in ("ar_job_id", "job_id")
+    ]  # fmt: skip
+
+
+def in_context(ids: Sequence[int], position: int, decode: Decode | None) -> Html:
+    """A token marked among its neighbours: their text, or their ids without a decoder."""
+    start = max(0, position - BEFORE)
+    before, token, after = ids[start:position], ids[position : position + 1], ids[position + 1 : position + 1 + AFTER]
+    parts = (
+        _texts(before, token, after, decode)
+        if decode
+        else [" ".join(map(str, part)) for part in (before, token, after)]
+    )
+    gap = "" if decode else " "
+    marked = el("mark", visible(parts[1]) if token else "(ends)")
+    shown = join(["…" if start else "", parts[0], gap, marked, gap, parts[2]])
+    id_note = el("span", f"token {token[0]} at {position}", class_="interval") if token else Html("")
+    return join([el("span", shown, class_="text"), id_note])
+
+
+def _texts(before: Sequence[int], token: Sequence[int], after: Sequence[int], decode: Decode) -> list[str]:
+    """Texts of three runs of tokens, decoded together: a character may span tokens, a space belong to its word."""
+    ends = [decode(list(ids)) for ids in (before, [*before, *token], [*before, *token, *after])]
+    if ends[1].startswith(ends[0]) and ends[2].startswith(ends[1]):
+        return [ends[0], ends[1][len(ends[0]) :], ends[2][len(ends[1]) :]]
+    return [decode(list(ids)) for ids in (before, token, after)]
+
+
+def visible(token: str) -> str:
+    """A token's text with what would not be seen made visible."""
+    shown = token.replace("\n", "⏎").replace("\t", "⇥")
+    return shown if shown.strip() else shown.replace(" ", "␣") or "(nothing)"
