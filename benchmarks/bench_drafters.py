@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dfbench.drafters import registry
-from dfbench.drafters.base import Draft, Drafter, DrafterContext, Verified
+from dfbench.drafters.base import Draft, DrafterContext, Verified
 from dfbench.workers.loop import accept
 
 VOCAB = 49_152
@@ -68,45 +68,39 @@ def text(length: int, seed: int = 7) -> list[int]:
     return tokens[:length]
 
 
-def measure(name: str, options: dict[str, Any], context: int, steps: int) -> Row:
-    """Start on `context` tokens, then walk through the text that follows."""
-    tokens = text(context + steps * 12)
-    drafter = registry.create(name, options, DrafterContext(vocab_size=VOCAB))
-    drafter.start(tokens[:1000])  # compiles what has to be
-    _walk(drafter, tokens, 1000, 50)
-    drafter.reset()
-    prompt = tokens[:context]
-    gc.collect()
-    tracemalloc.start()
-    drafter.start(prompt)
-    memory = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    drafter.reset()
-    gc.collect()
-    gc.disable()
-    try:
+class Walk:
+    """One drafter on its way through a text that follows a prompt of `context` tokens."""
+
+    def __init__(self, name: str, options: dict[str, Any], context: int, steps: int) -> None:
+        self.tokens = text(context + steps * 12)
+        self.drafter = registry.create(name, options, DrafterContext(vocab_size=VOCAB))
+        self.times: list[float] = []
+        self.drafts: list[Draft] = []
+        self._rng = np.random.default_rng(1)
+        self._begin(1000)
+        for _ in range(50):  # compiles what has to be
+            self.step()
+        self.times, self.drafts = [], []
+        gc.collect()
+        tracemalloc.start()
+        self._begin(context)
+        self.memory = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
         began = time.thread_time()
-        drafter.start(prompt)
-        start = time.thread_time() - began
-        times, drafts = _walk(drafter, tokens, context, steps)
-    finally:
-        gc.enable()
-    kind = "tree" if any(draft.parents is not None for draft in drafts) else "chain"
-    nodes = statistics.mean(len(draft.tokens) for draft in drafts)
-    times.sort()
-    return Row(statistics.median(times), times[int(len(times) * 0.99)], start * 1e3, memory / 1e6, kind, nodes)
+        self._begin(context)
+        self.start = time.thread_time() - began
 
+    def _begin(self, context: int) -> None:
+        self.drafter.reset()
+        self.drafter.start(self.tokens[:context])
+        self.drafter.observe(self.tokens[context : context + 1])
+        self.at = context + 1
 
-def _walk(drafter: Drafter, tokens: list[int], at: int, steps: int) -> tuple[list[float], list[Draft]]:
-    """Steps from position `at` on; µs of each propose and observe together, and the drafts."""
-    drafter.observe(tokens[at : at + 1])
-    at += 1
-    times: list[float] = []
-    drafts: list[Draft] = []
-    rng = np.random.default_rng(1)
-    for _ in range(steps):
+    def step(self) -> None:
+        """Propose, emit what was right and one token more, observe; unless the text is at its end."""
+        tokens, at, drafter = self.tokens, self.at, self.drafter
         if at + 128 > len(tokens):
-            break
+            return
         began = time.thread_time_ns()
         draft = drafter.propose(96)
         proposed = time.thread_time_ns()
@@ -114,14 +108,35 @@ def _walk(drafter: Drafter, tokens: list[int], at: int, steps: int) -> tuple[lis
         _, emitted = accept(draft, [tokens[at + depth] for depth in depths])
         verified = None
         if drafter.top_k:
-            ids = rng.integers(0, VOCAB, (len(depths), drafter.top_k))
+            ids = self._rng.integers(0, VOCAB, (len(depths), drafter.top_k))
             verified = Verified((tokens[at - 1], *draft.tokens), ids)
         resumed = time.thread_time_ns()
         drafter.observe(emitted, verified)
-        times.append((proposed - began + time.thread_time_ns() - resumed) / 1e3)
-        drafts.append(draft)
-        at += len(emitted)
-    return times, drafts
+        self.times.append((proposed - began + time.thread_time_ns() - resumed) / 1e3)
+        self.drafts.append(draft)
+        self.at += len(emitted)
+
+    def row(self) -> Row:
+        """What was measured."""
+        times = sorted(self.times)
+        kind = "tree" if any(draft.parents is not None for draft in self.drafts) else "chain"
+        nodes = statistics.mean(len(draft.tokens) for draft in self.drafts)
+        high = times[int(len(times) * 0.99)]
+        return Row(statistics.median(times), high, self.start * 1e3, self.memory / 1e6, kind, nodes)
+
+
+def measure(name: str, options: dict[str, Any], contexts: list[int], steps: int) -> dict[int, Row]:
+    """All contexts of one drafter; they take turns, so that a slow moment of the machine falls on all of them."""
+    walks = {context: Walk(name, options, context, steps) for context in contexts}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(steps):
+            for walk in walks.values():
+                walk.step()
+    finally:
+        gc.enable()
+    return {context: walk.row() for context, walk in walks.items()}
 
 
 def main() -> None:
@@ -137,7 +152,7 @@ def main() -> None:
             shown = ", ".join(f"{key}={value}" for key, value in options.items()) or "defaults"
             table = Table("context", "kind", "nodes", "median µs", "p99 µs", "start ms", "MB", "growth")
             table.title = f"{name}: {shown}"
-            rows = {context: measure(name, options, context, arguments.steps) for context in arguments.contexts}
+            rows = measure(name, options, arguments.contexts, arguments.steps)
             for context, row in rows.items():
                 table.add_row(*_cells(context, row, next(iter(rows.values()))))
             console.print(table)
