@@ -23,7 +23,8 @@ PALETTE = ("#3987d6", "#d07a1c", "#2b9a6e", "#c9559d", "#8872d8", "#ae8420", "#5
 """Colours of data: at least 3:1 against light and dark paper."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 PHASES = {"draft": PALETTE[1], "forward": PALETTE[0], "accept": PALETTE[2], "commit": PALETTE[3], "other": "#868e98"}
-FONT = "system-ui, sans-serif"
+FONT = "Arial, Helvetica, Liberation Sans, sans-serif"
+"""Fonts as wide as the one that vl-convert lays labels out by."""
 VEGA_LITE = "6.4"
 WIDTH = 300
 MOST_ACCEPTED = 16
@@ -76,11 +77,13 @@ def export(charts: Sequence[Chart], folder: Path) -> list[Path]:
 
 def slope(name: str, title: str, rows: Rows, arms: Sequence[str], value: str) -> Chart:
     """One line a workload over the arms, with intervals: AR → PLD → Cacheback. Rows: workload, arm, value, lo, hi."""
-    base = _chart(rows).encode(
+    low, high = _domain([row[value] for row in rows])
+    base = _chart([_cut(row, "lo", "hi", low, high) for row in rows]).encode(
         x=alt.X("arm:N", sort=list(arms), title=None, axis=alt.Axis(labelAngle=_angle(arms), grid=False)),
+        xOffset=alt.XOffset("workload:N", sort=_names(rows)),
         color=_workload_colour(rows),
     )
-    y = alt.Y(f"{value}:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=8))
+    y = alt.Y(f"{value}:Q", title=None, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
     intervals = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5, opacity=0.7)
     layers = alt.layer(
         base.mark_line(strokeWidth=2).encode(y=y),
@@ -94,12 +97,14 @@ def slope(name: str, title: str, rows: Rows, arms: Sequence[str], value: str) ->
 def mat_against_speedup(name: str, rows: Rows, arms: Sequence[str]) -> Chart:
     """Speedup over MAT: points, intervals, each point's bound as a bar, and the line where both are equal."""
     title = "Speedup against MAT"
-    numbers = [row[key] for row in rows for key in ("mat", "speedup", "speedup_bound") if row[key] is not None]
-    ends = [{"mat": min(numbers), "speedup": min(numbers)}, {"mat": max(numbers), "speedup": max(numbers)}]
-    fitting = alt.Scale(zero=False, nice=True, padding=10)
-    x = alt.X("mat:Q", title="MAT", scale=fitting)
-    y = alt.Y("speedup:Q", title="speedup", scale=fitting)
-    base = _chart(rows).encode(x=x, color=_workload_colour(rows))
+    across = _domain([row["mat"] for row in rows])
+    up = _domain([row[key] for row in rows for key in ("speedup", "speedup_bound") if row[key] is not None])
+    shared = max(across[0], up[0]), min(across[1], up[1])
+    ends = [{"mat": end, "speedup": end} for end in shared] if shared[0] < shared[1] else []
+    x = alt.X("mat:Q", title="MAT", scale=alt.Scale(domain=list(across), nice=False, zero=False))
+    y = alt.Y("speedup:Q", title="speedup", scale=alt.Scale(domain=list(up), nice=False, zero=False))
+    kept = [_cut(_cut(row, "speedup_lo", "speedup_hi", *up), "mat_lo", "mat_hi", *across) for row in rows]
+    base = _chart(kept).encode(x=x, color=_colour("workload", _names(rows), title="workload"))
     equal = _chart(ends).mark_line(strokeDash=[4, 4], strokeWidth=1.2, color=MUTED).encode(x=x, y=y)
     layers = alt.layer(
         equal,
@@ -109,7 +114,7 @@ def mat_against_speedup(name: str, rows: Rows, arms: Sequence[str]) -> Chart:
         .encode(x=alt.X("mat_lo:Q"), x2="mat_hi:Q", y=y),
         base.mark_tick(thickness=2.5, size=18, orient="horizontal").transform_filter("isValid(datum.speedup_bound)")
         .encode(y=alt.Y("speedup_bound:Q")),
-        base.mark_point(filled=True, size=60, opacity=1).encode(y=y, shape=_shape("arm", arms)),
+        base.mark_point(filled=True, size=60, opacity=1).encode(y=y, shape=_shape("arm", arms, title="arm")),
     )  # fmt: skip
     told = "; ".join(
         f"{row['arm']} on {row['workload']}: MAT {row['mat']:.2f}, speedup {row['speedup']:.2f}, bound "
@@ -192,6 +197,20 @@ def phases(name: str, rows: Rows, arms: Sequence[str]) -> Chart:
     return _finished(name, title, faceted, f"{title}. {told}.")
 
 
+def _domain(values: Sequence[float]) -> tuple[float, float]:
+    """What an axis shows: the points and as much room on either side. A few prompts have intervals far wider."""
+    lo, hi = min(values), max(values)
+    room = 0.8 * (hi - lo) or 0.1
+    return max(0.0, lo - room), hi + room
+
+
+def _cut(row: Mapping[str, Any], lo: str, hi: str, low: float, high: float) -> dict[str, Any]:
+    """A row whose interval ends at the chart's edge where it goes on beyond."""
+    if row[lo] is None or row[hi] is None:
+        return dict(row)
+    return {**row, lo: min(max(row[lo], low), high), hi: min(max(row[hi], low), high)}
+
+
 def _chart(rows: Rows) -> alt.Chart:
     return alt.Chart(alt.Data(values=[dict(row) for row in rows]))
 
@@ -201,7 +220,7 @@ def _finished(name: str, title: str, chart: alt.TopLevelMixin, description: str)
     spec = chart.to_dict()
     spec["title"] = {"text": title, "anchor": "start", "fontSize": 13, "fontWeight": 600, "offset": 10}
     spec["config"] = _CONFIG
-    spec["padding"] = 4
+    spec["padding"] = 6
     return Chart(name, description, spec)
 
 
@@ -217,6 +236,7 @@ _CONFIG: dict[str, Any] = {
         "columns": 3,
         "symbolSize": 70,
         "symbolStrokeWidth": 1.5,
+        "symbolOpacity": 1,
         "labelLimit": 140,
     },
     "header": {"labelColor": INK, "labelFontSize": 12},
@@ -254,10 +274,10 @@ def _colour(field: str, names: Sequence[str], *, title: str | None = None, legen
     return alt.Color(f"{field}:N", title=title, scale=scale, legend=alt.Undefined if legend else None)
 
 
-def _shape(field: str, names: Sequence[str]) -> alt.Shape:
+def _shape(field: str, names: Sequence[str], title: str | None = None) -> alt.Shape:
     kept = [SHAPES[place % len(SHAPES)] for place in range(len(names))]
     legend = alt.Legend(symbolFillColor=MUTED, symbolStrokeColor=MUTED) if field == "arm" else alt.Undefined
-    return alt.Shape(f"{field}:N", title=None, scale=alt.Scale(domain=list(names), range=kept), legend=legend)
+    return alt.Shape(f"{field}:N", title=title, scale=alt.Scale(domain=list(names), range=kept), legend=legend)
 
 
 def _told(title: str, rows: Rows, value: str) -> str:

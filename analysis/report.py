@@ -80,8 +80,9 @@ def scenes(con: duckdb.DuckDBPyConnection) -> list[Scene]:
 
 def _ar_first(con: duckdb.DuckDBPyConnection, arms: tuple[str, ...]) -> tuple[str, ...]:
     baselines = {arm for (arm,) in con.sql("select distinct arm from jobs where drafter = 'ar'").fetchall()}
+    asked = [arm["name"] for arm in _run(dict(con.sql(META_SQL).fetchall())).get("arms", [])]
     planned = [arm for (arm,) in con.sql("select distinct on (arm) arm from ledger_plan").fetchall()]
-    order = [*planned, *arms]
+    order = [*asked, *planned, *arms]
     return tuple(sorted(arms, key=lambda arm: (arm not in baselines, order.index(arm))))
 
 
@@ -187,7 +188,7 @@ def _figure(figure: Figure) -> Html:
 
 
 def _environment(con: duckdb.DuckDBPyConnection, meta: dict[str, str]) -> Html:
-    run: dict[str, Any] = json.loads(meta.get("run", "{}"))
+    run = _run(meta)
     target = run.get("target", {})
     settings = [[name, _setting(target[name])] for name in SETTINGS if target.get(name) not in (None, [], {})]
     settings += [[name, _setting(run[name])] for name in ("enable_thinking", "ignore_eos") if run.get(name) is not None]
@@ -196,6 +197,12 @@ def _environment(con: duckdb.DuckDBPyConnection, meta: dict[str, str]) -> Html:
         settings.append(["max_new_tokens", ", ".join(cap for (cap,) in caps if cap is not None)])
     asked = table("As asked for", ("setting", "value"), settings, left=2) if settings else Html("")
     return join([asked, report_tables.arms(con), el("h3", "Workers"), report_tables.environment(con)])
+
+
+def _run(meta: dict[str, str]) -> dict[str, Any]:
+    """What the run was begun with, as the ledger keeps it."""
+    run: dict[str, Any] = json.loads(meta.get("run", "{}"))
+    return run
 
 
 def _setting(value: Any) -> str:

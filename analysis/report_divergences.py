@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import duckdb
 
 from dfbench.analysis.report_figures import Row
-from dfbench.analysis.report_markup import NONE, Html, el, evidence, join, table
+from dfbench.analysis.report_markup import Html, el, evidence, join, number, table
 from dfbench.analysis.store import rows
 
 Decode = Callable[[Sequence[int]], str]
@@ -33,7 +33,7 @@ def divergences(con: duckdb.DuckDBPyConnection, decode: Decode | None) -> Html:
     shown = found[:MOST_DIVERGENCES]
     outputs = _outputs(con, shown)
     body = [
-        [row["workload"], row["arm"], row["prompt_id"], str(row["position"]), _class(row["class"]),
+        [row["workload"], row["arm"], row["prompt_id"], str(row["position"]), _CLASSES.get(row["class"], row["class"]),
          *_contexts(row, outputs, decode), _gap(row, "ar"), _gap(row, "spec"),
          f"{row['differing_tokens']} of {row['compared_tokens']}"]
         for row in shown
@@ -41,7 +41,7 @@ def divergences(con: duckdb.DuckDBPyConnection, decode: Decode | None) -> Html:
     heads = ("workload", "arm", "prompt", "position", "class", "AR went on", "the arm went on", "AR's gap",
              "the arm's gap", "tokens that differ")  # fmt: skip
     notes = ["Only the first difference of an output is evidence; what follows depends on it. Gaps are between the two "
-             "tokens' logits, in that pass; ulp is the step between neighbouring numbers there."]  # fmt: skip
+             "tokens' logits, in that pass; ulp is the step between neighbouring numbers there.", _MEANING]  # fmt: skip
     if decode is None:
         notes.append("The model's tokenizer is not at hand here, so tokens show as their ids.")
     if len(found) > len(shown):
@@ -51,23 +51,22 @@ def divergences(con: duckdb.DuckDBPyConnection, decode: Decode | None) -> Html:
 
 
 _CLASSES = {
-    "tie_both": "exact tie in both passes",
-    "tie_ar": "exact tie in AR's pass",
-    "tie_spec": "exact tie in the arm's pass",
-    "ulp1": "within 1 ulp",
-    "ulp_k": "within 4 ulp",
-    "unresolved": "unresolved: one token is not in the other pass's top two",
-    "violation": "violation: nothing recorded explains it",
+    "tie_both": "tie in both",
+    "tie_ar": "tie in AR's",
+    "tie_spec": "tie in the arm's",
+    "ulp1": "≤ 1 ulp",
+    "ulp_k": "≤ 4 ulp",
 }
+_MEANING = (
+    "Class: a tie is exact, in the logits of that pass; ≤ 4 ulp is nearly one; unresolved means that one token is not "
+    "among the other pass's top two; a violation is explained by nothing recorded."
+)
 
 
-def _class(name: str) -> Html:
-    return el("span", _CLASSES.get(name, name), title=name)
-
-
-def _gap(row: Row, side: str) -> str:
+def _gap(row: Row, side: str) -> Html:
     gap, ulps = row[f"{side}_gap"], row[f"{side}_gap_ulp"]
-    return NONE if gap is None else f"{gap:.4g}" if ulps is None else f"{gap:.4g} ({ulps:.3g} ulp)"
+    ulp = Html("") if ulps is None else el("span", f"{ulps:.3g} ulp", class_="interval")
+    return join([number(gap, ".4g"), ulp])
 
 
 def _outputs(con: duckdb.DuckDBPyConnection, found: Sequence[Row]) -> dict[tuple[str, int], list[int]]:

@@ -122,7 +122,8 @@ def slopes(scene: Scene) -> Figure:
     return Figure(
         f"slope{scene.suffix}",
         "From AR to each arm, by workload",
-        "A line for each workload; vertical bars are 95 % intervals over prompts. Lines only guide the eye.",
+        "A line for each workload; vertical bars are 95 % intervals over prompts, cut at the chart's edge where "
+        "they go on (the table above has them whole). Lines only guide the eye.",
         f"{SPEEDS};\n\n{MATS};",
         [*speeds, *mats] if made else [],
         tuple(made),
@@ -137,9 +138,9 @@ def bound(scene: Scene) -> Figure:
     return Figure(
         f"bound{scene.suffix}",
         "Speedup against MAT, and its bound",
-        "Each point is a workload and arm, with 95 % intervals; the short bar above or below it is its bound, what AR "
-        "paid at the very positions where the arm ran a pass. On the dashed line speedup equals MAT. How far a point "
-        "lies under its bar is what wider passes and drafting cost.",
+        "Each point is a workload and arm, with 95 % intervals, cut at the edge where they go on; the short bar above "
+        "or below it is its bound, what AR paid at the very positions where the arm ran a pass. On the dashed line "
+        "speedup equals MAT. How far a point lies under its bar is what wider passes and drafting cost.",
         BOUNDS,
         found,
         drawn,

@@ -40,14 +40,14 @@ th.number, td.number { text-align: right; }
 figure { margin: 1.2rem 0 2rem; }
 .charts { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-start; }
 .charts > div { max-width: 100%; }
-.charts svg { display: block; max-width: 100%; height: auto; }
+.charts svg { display: block; overflow: visible; max-width: 100%; height: auto; }
 details { margin: .4rem 0; }
 summary { cursor: pointer; color: var(--link); font-size: .875rem; width: fit-content; }
 pre { background: var(--soft); padding: .7rem .9rem; border-radius: .3rem; overflow-x: auto; font-size: .8rem;
   line-height: 1.45; white-space: pre-wrap; }
 .absent { color: var(--muted); font-style: italic; }
 .text { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .8rem; white-space: pre-wrap;
-  overflow-wrap: anywhere; min-width: 14rem; display: inline-block; max-width: 26rem; }
+  overflow-wrap: anywhere; min-width: 12rem; display: inline-block; max-width: 21rem; }
 .text mark { background: var(--mark); color: inherit; border-radius: .15rem; padding: 0 .1rem; }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 footer { margin-top: 3rem; color: var(--muted); font-size: .875rem; }

@@ -110,7 +110,7 @@ def definitions(scene: Scene) -> Html:
     body = [
         [row["workload"], row["arm"], number(row["mat"]), number(row["mat_drafted"]), number(row["mat_mean_prompt"]),
          number(row["speedup_decode"]), _identical(row), number(row["speedup_e2e"]),
-         figure_cell(row["efficiency"], row["efficiency_lo"], row["efficiency_hi"]), number(row["draft_share"], ".1%")]
+         figure_cell(row["efficiency"], row["efficiency_lo"], row["efficiency_hi"]), number(row["draft_share"], ".2%")]
         for row in found
     ]  # fmt: skip
     note = (

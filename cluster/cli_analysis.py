@@ -78,12 +78,20 @@ def report(
     seed_table: Annotated[
         bool, typer.Option("--seed-table", help="Print the seed report's table beside this run's figures.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the full report to this file; it needs no network.")
+    ] = None,
+    charts: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write every chart as SVG and PNG into this folder.")
+    ] = None,
 ) -> None:
-    """Print the headline table and the checks of a run."""
+    """Print the headline table and the checks of a run, or write its full report."""
     from dfbench.analysis import console, seed
 
     con = _open(run, quiet=True)
-    if seed_table:
+    if html or charts:
+        _write_report(con, run, html, charts)
+    elif seed_table:
         _screen().print(seed.seed_table(con))
     elif as_json:
         typer.echo(json.dumps(console.as_json(con), indent=2, default=str, ensure_ascii=False))
@@ -91,6 +99,19 @@ def report(
         typer.echo(console.markdown(con), nl=False)
     else:
         _screen().print(console.headline(con))
+
+
+def _write_report(con: duckdb.DuckDBPyConnection, run: str | None, html: Path | None, charts: Path | None) -> None:
+    """The full report and its charts as files."""
+    from dfbench.analysis import report as reports
+    from dfbench.analysis.rundir import find_run
+    from dfbench.cluster.reporting import write_report
+
+    if html:
+        write_report(con, find_run(run), html)
+        typer.echo(f"report written to {html}")
+    if charts:
+        typer.echo(f"{len(reports.export_charts(con, charts))} files written to {charts}")
 
 
 def compare(
