@@ -15,6 +15,7 @@ shows them, from `acceptance`, counts gathered on other prompts, onwards.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -31,6 +32,7 @@ Kind = tuple[int, int, int, int, int, int]
 NAME = "hybrid"
 NOT_THERE = 3
 UNKNOWN = 7
+CHANCE_CLASSES = (0.15, 0.3, 0.45, 0.55, 0.7, 0.95)
 PRIOR_TRIALS = 6.0
 """A kind's prior weighs as much as this many observed nodes."""
 RATE_STEPS = 20.0
@@ -288,9 +290,10 @@ def _kinds(source: int, draft: Draft) -> list[tuple[int, Kind]]:
             level, chance = depth if depth <= 4 else 5 if depth <= 8 else 6, UNKNOWN
         else:
             share = draft.chances[i] / draft.chances[parent] if parent >= 0 else draft.chances[i]
-            level, chance = min(depth, 2), sum(share >= edge for edge in (0.15, 0.3, 0.45, 0.55, 0.7, 0.95))
-        found.append((parent, (source, match, level, chance, min(ranks[parent], 3), NOT_THERE)))
-        ranks[parent] += 1
+            level, chance = 1 if depth == 1 else 2, bisect_right(CHANCE_CLASSES, share)
+        rank = ranks[parent]
+        ranks[parent] = rank + 1
+        found.append((parent, (source, match, level, chance, rank if rank < 3 else 3, NOT_THERE)))
     return found
 
 
