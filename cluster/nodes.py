@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,8 +62,8 @@ class _Work:
     aside: str = ""
 
 
-def report(head: Head, runs: Path | None = None, token: str | None = None) -> list[NodeReport]:
-    """Every node, the head first, the dead last. `runs`: folder whose live runs tell who works on what."""
+def report(head: Head, runs: Sequence[Path] = (), token: str | None = None) -> list[NodeReport]:
+    """Every node, the head first, the dead last. `runs`: folders whose live runs tell who works on what."""
     readings = dashboard(head, token)
     work = _work(runs)
     wanted = head_versions(head)
@@ -165,11 +165,11 @@ def _machine_problems(reading: Mapping[str, Any]) -> Iterator[str]:
             return
 
 
-def _work(runs: Path | None) -> dict[str, _Work]:
+def _work(runs: Sequence[Path]) -> dict[str, _Work]:
     """By node name, over every run in `runs` that has a driver at work now."""
     found: dict[str, _Work] = {}
-    for run_dir in sorted(runs.iterdir()) if runs is not None and runs.is_dir() else ():
-        if run_dir.is_symlink() or not exists(run_dir) or not driver_alive(run_dir):
+    for run_dir in sorted({path.resolve() for folder in runs if folder.is_dir() for path in folder.iterdir()}):
+        if not exists(run_dir) or not driver_alive(run_dir):
             continue
         with Ledger.open(run_dir, readonly=True) as ledger:
             for name, work in _work_of(ledger).items():

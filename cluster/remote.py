@@ -29,10 +29,12 @@ from dfbench.cluster.sweep import Sweep
 from dfbench.errors import ClusterError
 
 Say = Callable[[str], None]
+HOME_VARIABLE = "DFBENCH_HOME"
 _BEGINS = ("::dfbench-", "output::")
 _POLL_S = (0.3, 5.0)
 _STARTS_WITHIN_S = 120.0
 INTERRUPTED = 130
+ASK_HEAD = "--ask-head"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class SubmitOptions:
         flags = {"--new": self.new, "--allow-version-change": self.allow_version_change, "--dry-run": self.dry_run}
         named = ["--run", self.run] if self.run else []
         return named + [flag for flag, wanted in flags.items() if wanted]
+
+
+def home() -> Path:
+    """The folder where a head keeps the runs that it drives for others."""
+    return Path(os.environ.get(HOME_VARIABLE) or Path.home() / "dfbench")
 
 
 def needed(address: str) -> bool:
@@ -93,7 +100,7 @@ def command(arguments: Sequence[str], address: str, say: Say, *, detach: bool = 
 
 def forward(argv: Sequence[str], address: str, say: Say) -> int:
     """Run this very command line on the head, without its --address; `retry` drives there."""
-    kept = [word for place, word in enumerate(argv) if not _names_address(argv, place)]
+    kept = [word for place, word in enumerate(argv) if not _names_address(argv, place) and word != ASK_HEAD]
     if kept[0] == "retry":
         kept += ["--address", "auto"]
     return command(kept, address, say)

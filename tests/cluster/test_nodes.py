@@ -79,7 +79,8 @@ def listed(fake_head: FakeHead, dashboard: Dashboard) -> Callable[..., NodeRepor
     def make(runs: Path | None = None, labels: dict[str, str] | None = None, **changes: Any) -> NodeReport:
         node_id = fake_head.add("10.0.0.2", labels=labels)
         dashboard.summary = [reading(f"{1:056x}"), reading(node_id, **changes)]
-        return next(one for one in report(read_head(fake_head.address), runs) if one.node_id == node_id)
+        found = report(read_head(fake_head.address), [runs] if runs else [])
+        return next(one for one in found if one.node_id == node_id)
 
     return make
 

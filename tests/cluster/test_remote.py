@@ -219,6 +219,7 @@ def test_detached_says_how_to_come_back(
     [
         (["status", "--address", "h:1", "r"], ["status", "r"]),
         (["sql", "--address=h:1", "select 'a b' from jobs; --"], ["sql", "select 'a b' from jobs; --"]),
+        (["nodes", "--ask-head", "--address", "h:1"], ["nodes"]),
         (["retry", "r", "--kind", "oom", "--address", "h:1"], ["retry", "r", "--kind", "oom", "--address", "auto"]),
     ],
 )
