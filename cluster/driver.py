@@ -199,8 +199,10 @@ class Driver:
         return not any(member.shard for member in self.members) and self._settled_all()
 
     def _settled_all(self) -> bool:
-        if self.queue.busy:
-            self._commit(force=True)
+        """Nobody is at work. With nothing left to hand out, the last group is committed without waiting for more."""
+        if not self.queue.empty():
+            return False
+        self._commit(force=True)
         return self.queue.finished()
 
     def close(self) -> None:

@@ -73,9 +73,13 @@ class Queue:
         self._after = -1
         self.wake()
 
+    def empty(self) -> bool:
+        """Whether there is nothing to dispatch now."""
+        return not self._waiting and not self._refill()
+
     def finished(self) -> bool:
         """Whether nothing is out and nothing is left."""
-        return not self._busy and not self._waiting and not self._refill()
+        return not self._busy and self.empty()
 
     def _refill(self) -> bool:
         """Read on in the ledger, at most once around, until there is something new; whether there was."""
