@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -133,10 +133,9 @@ class NoMonitor:
 class DeviceMonitor:
     """One NVIDIA device, from the process that holds a context on it."""
 
-    def __init__(self, nvml: Any, handle: Any, own: Callable[[], set[int]] | None = None) -> None:
+    def __init__(self, nvml: Any, handle: Any) -> None:
         self._ask = _Asker(nvml)
         self._handle = handle
-        self._own = own or _family
         self._before: dict[str, Any] = {}
 
     def begin(self) -> None:
@@ -181,7 +180,7 @@ class DeviceMonitor:
         pids = _pids(self._ask, self._handle)
         if pids is None:
             return None
-        own = self._own()
+        own = {os.getpid()}
         return pids - own if pids & own or not pids else None
 
     def _used(self, foreign: set[int] | None) -> set[int] | None:
@@ -191,8 +190,7 @@ class DeviceMonitor:
         samples = self._ask("nvmlDeviceGetProcessUtilization", self._handle, self._before["since_us"], empty=())
         if samples is None:
             return None
-        own = self._own()
-        return {int(sample.pid) for sample in samples if sample.smUtil > 0 and int(sample.pid) not in own}
+        return {int(sample.pid) for sample in samples if sample.smUtil > 0 and int(sample.pid) != os.getpid()}
 
 
 class CpuMonitor:
@@ -266,11 +264,6 @@ def _pids(ask: _Asker, handle: Any) -> set[int] | None:
     """Processes that compute on the device; those that only draw a desktop on it are not counted."""
     found = ask("nvmlDeviceGetComputeRunningProcesses", handle, empty=())
     return None if found is None else {int(process.pid) for process in found}
-
-
-def _family() -> set[int]:
-    """This process and its children."""
-    return {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
 
 
 def _differences(before: dict[str, int] | None, after: dict[str, int] | None) -> dict[str, int] | None:
