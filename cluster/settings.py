@@ -147,7 +147,11 @@ ENGINES = (
         {"index_prompt": False},
         _sglang,
         "every matching suffix, longest first; most recent continuations first (BFS) or the likeliest (PROB)",
-        ("the trie is shared by all requests and learns outputs only", "every pass carries all draft tokens, padded"),
+        (
+            "the trie is shared by all requests and learns outputs only; it is replayed cold",
+            "every pass carries all draft tokens, padded: its passes are wider than replayed",
+        ),
+        exact=False,
     ),
     Engine(
         "llama.cpp ngram-simple",
