@@ -65,21 +65,29 @@ def _examine(run_dir: Path, address: str) -> None:
 
 
 def _print(verdict: Verdict) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    table = Table(title="Losslessness", title_justify="left")
+    table = Table(title="Losslessness", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     columns = {
         "workload": "workload", "arm": "arm", "pairs_compared": "pairs", "tokens_compared": "tokens",
-        "tokens_identical": "identical", "divergences": "diverge", "ties": "at ties", "ulps": "within 4 ulp",
-        "unresolved": "unresolved", "violations": "violations", "control_divergences": "control diverges",
+        "tokens_identical": "same", "divergences": "part", "ties": "tie", "ulps": "≤4ulp",
+        "unresolved": "open", "violations": "bad", "control_divergences": "control",
     }  # fmt: skip
     for name, title in columns.items():
-        table.add_column(title, justify="left" if name in ("workload", "arm") else "right")
+        table.add_column(title, justify="left" if name in ("workload", "arm") else "right", no_wrap=True)
     for cell in verdict.cells:
         table.add_row(*(f"{cell[name]:,}" if isinstance(cell[name], int) else str(cell[name]) for name in columns))
     console.print(table)
+    console.print(
+        "pairs and tokens compared; tokens the same as AR's; outputs that part from AR's, by what the logits there say"
+        " (tie, within 4 ulp, open without a witness, bad); control: outputs that part at the arm's query widths with"
+        " no draft accepted.\n",
+        style="dim",
+        soft_wrap=True,
+    )
     console.print(verdict.line(), highlight=False, soft_wrap=True)
     for note in verdict.notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
