@@ -44,7 +44,7 @@ class CostCurve:
         (before, low), (last, high) = self.points[-2:]
         if queries > last:
             return high + (queries - last) * (high - low) / (last - before)
-        return float(np.interp(queries, *zip(*self.points, strict=True)))
+        return float(np.interp(queries, [at for at, _ in self.points], [cost for _, cost in self.points]))
 
     def save(self, path: Path) -> str:
         """Write the curve as JSON; returns the file's SHA-256, by which a worker finds it."""
