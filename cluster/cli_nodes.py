@@ -37,6 +37,7 @@ def up(
     ports: str = _PORTS,
     open_: bool = typer.Option(False, "--open", help="With --here: ask nobody for a token. Anyone can then run code."),
     public: bool = typer.Option(False, "--public", help="With --here: allow an address the internet may reach."),
+    systemd: bool = typer.Option(False, "--systemd", help="With --here: print a unit that starts it at every boot."),
     block: bool = _BLOCK,
     ray: list[str] = _RAY,
 ) -> None:
@@ -50,6 +51,9 @@ def up(
     options = launcher.HeadOptions(
         address or None, port, dashboard_port, ports, open=open_, public=public, block=block, extra=tuple(ray)
     )
+    if systemd:
+        typer.echo(launcher.systemd_unit(options), nl=False)
+        return
     started = launcher.up_here(options, typer.echo)
     typer.echo(f"up: {started}. On each workstation: copy ~/.ray/auth_token there, then dfbench join {started}")
     typer.echo("to end it: dfbench down --here" + (f" --port {port}" if port != 6379 else ""))

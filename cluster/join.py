@@ -7,18 +7,15 @@ Everything is checked before anything starts, and every objection is reported at
 
 from __future__ import annotations
 
-import getpass
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
-from dfbench.cluster import model_check, processes, stack, start
-from dfbench.cluster.head import Head, is_loopback, parse_address, read_head, token_path
+from dfbench.cluster import model_check, processes, stack, start, systemd
+from dfbench.cluster.head import Head, is_loopback, parse_address, read_head
 from dfbench.errors import ClusterError, ModelError
 from dfbench.workers import telemetry
 from dfbench.workers.spec import EMBEDDED_MODEL, TargetSpec
@@ -27,7 +24,6 @@ SPARE_MEMORY = 2 * 10**9
 """Host memory that a node needs beside the model: Ray, the actor, the object store's first bytes."""
 VISIBLE_WITHIN_S = 30.0
 LEAVE_PATIENCE_S = 35.0
-_SERVICE = "dfbench-node"
 
 
 @dataclass(frozen=True)
@@ -182,37 +178,16 @@ def leave(head_address: str | None, say: Callable[[str], None]) -> None:
 
 
 def systemd_unit(head_address: str, options: JoinOptions) -> str:
-    """A unit that joins at every boot and again whenever the node ends; the token stays in its file."""
-    arguments = ["join", parse_address(head_address), "--block", "--ports", options.ports]
+    """A unit that joins at every boot and again whenever the node ends."""
+    head = parse_address(head_address)
+    arguments = ["join", head, "--block", "--ports", options.ports]
     if options.open:
         arguments.append("--open")
     if options.address:
         arguments += ["--node-address", options.address]
     arguments += ["--no-model"] if options.model is None else _model_arguments(options.model)
-    command = " ".join([sys.executable, "-m", "dfbench.cluster.cli", *arguments])
-    return f"""\
-# sudo tee /etc/systemd/system/{_SERVICE}.service; sudo systemctl enable --now {_SERVICE}
-# To leave for good: sudo systemctl disable --now {_SERVICE}
-[Unit]
-Description=dfbench node of {parse_address(head_address)}
-Wants=network-online.target
-After=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-User={getpass.getuser()}
-WorkingDirectory={Path.home()}
-Environment=RAY_AUTH_MODE={"disabled" if options.open else "token"} RAY_AUTH_TOKEN_PATH={token_path()}
-Environment=RAY_USAGE_STATS_ENABLED=0
-ExecStart={command}
-Restart=always
-RestartSec=10
-TimeoutStopSec=45
-LimitNOFILE=65536
-
-[Install]
-WantedBy=multi-user.target
-"""
+    arguments += [f"--ray={extra}" for extra in options.extra]
+    return systemd.unit("dfbench-node", f"dfbench node of {head}", arguments, auth=not options.open)
 
 
 def _model_arguments(spec: TargetSpec) -> list[str]:

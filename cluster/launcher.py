@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from dfbench.cluster import processes, start
+from dfbench.cluster import processes, start, systemd
 from dfbench.cluster.head import DEFAULT_PORT, Head, parse_address, read_head, shut_down, token_path
 from dfbench.errors import ClusterError
 
@@ -196,6 +196,19 @@ def up_here(options: HeadOptions, say: Callable[[str], None]) -> str:
         os.execvpe(command[0], [*command, "--block"], environment)
     start.run(command, environment, lambda: _end_head(options.port))
     return address
+
+
+def systemd_unit(options: HeadOptions) -> str:
+    """A unit that keeps a head running on this machine. Its token must be there first: a service asks nobody."""
+    host = options.address or start.own_address("192.0.2.1")
+    start.check_private(host, options.public)
+    if not options.open:
+        start.ensure_token()
+    arguments = ["up", "--here", "--block", "--address", host, "--port", str(options.port)]
+    arguments += ["--dashboard-port", str(options.dashboard_port), "--ports", options.ports]
+    arguments += [flag for flag, wanted in (("--open", options.open), ("--public", options.public)) if wanted]
+    arguments += [f"--ray={extra}" for extra in options.extra]
+    return systemd.unit("dfbench-head", f"dfbench head at {host}:{options.port}", arguments, auth=not options.open)
 
 
 def down_here(port: int, say: Callable[[str], None]) -> None:

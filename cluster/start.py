@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from dfbench.cluster import stack
 from dfbench.cluster.head import parse_address, token_path
@@ -71,6 +72,8 @@ def environment(auth: bool, base: Mapping[str, str] = os.environ) -> dict[str, s
     """What every Ray process needs to be told: whether it asks for a token above all, which Ray otherwise guesses."""
     return {
         **base,
+        # What the head's job server runs is found beside this Python, whatever the PATH of a service.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{base.get('PATH', os.defpath)}",
         **HEALTH_CHECK,
         "RAY_AUTH_MODE": "token" if auth else "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -14,6 +14,7 @@ import yaml
 from fakehead import FakeHead
 
 from dfbench.cluster import launcher, processes, start
+from dfbench.cluster.head import token_path
 from dfbench.cluster.launcher import HeadOptions, down, down_here, load_config, up, up_here
 from dfbench.errors import ClusterError
 
@@ -252,7 +253,7 @@ def test_a_head_binds_to_its_private_address_and_asks_for_a_token(
     assert {"--node-ip-address=10.0.0.1", "--dashboard-host=10.0.0.1", "--port=6379"} <= set(command)
     assert environment["RAY_AUTH_MODE"] == "token"
     assert environment["RAY_health_check_failure_threshold"] == "3"
-    assert start.token_path().is_file()
+    assert token_path().is_file()
 
 
 def test_a_public_address_needs_to_be_asked_for(started: list[Any]) -> None:
@@ -273,7 +274,18 @@ def test_a_head_that_runs_already_is_left_alone(started: list[Any], monkeypatch:
 def test_an_open_head_is_explicit_about_it(started: list[tuple[list[str], dict[str, str]]]) -> None:
     up_here(HeadOptions(address="10.0.0.1", open=True), quiet)
     assert started[0][1]["RAY_AUTH_MODE"] == "disabled"
-    assert not start.token_path().exists()
+    assert not token_path().exists()
+
+
+def test_a_heads_unit_starts_this_very_head(runs: Runs) -> None:
+    unit = launcher.systemd_unit(HeadOptions(address="10.0.0.1", port=7000, extra=("--num-cpus=2",)))
+    assert "cli up --here --block --address 10.0.0.1 --port 7000" in unit
+    assert "--ray=--num-cpus=2" in unit
+    assert "Restart=always" in unit
+    token = token_path().read_text()
+    assert token not in unit and str(token_path()) in unit
+    with pytest.raises(ClusterError, match="public address"):
+        launcher.systemd_unit(HeadOptions(address="8.8.8.8"))
 
 
 def test_down_here_ends_the_head_of_that_port(monkeypatch: pytest.MonkeyPatch) -> None:
