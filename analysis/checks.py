@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import duckdb
 
+from dfbench.analysis import stats
 from dfbench.analysis.store import problems, rows
 
 State = Literal["ok", "finding", "note"]
@@ -24,6 +25,27 @@ def checks(con: duckdb.DuckDBPyConnection) -> list[Check]:
     """Every check that has something to say about this run."""
     found = [*_completeness(con), *_bound(con), *_plain(con), *_losslessness(con), *_left_out(con), *_repetition(con)]
     return [*found, *_failures(con), *_throttled(con)]
+
+
+VERDICTS_SQL = (
+    "select workload, arm, other, difference, difference_lo as lo, difference_hi as hi, prompts from differences "
+    "where metric = 'mat' and arm not in (select arm from jobs where drafter = 'ar') "
+    "and other not in (select arm from jobs where drafter = 'ar')"
+)
+
+
+def verdicts(con: duckdb.DuckDBPyConnection) -> list[str]:
+    """For every two spec arms of a workload, whether their MAT differs, in a sentence."""
+    return [
+        stats.verdict(
+            f"{row['arm']} − {row['other']} on {row['workload']}",
+            "MAT",
+            row["difference"],
+            None if row["lo"] is None else stats.Interval(row["lo"], row["hi"]),
+            row["prompts"],
+        )
+        for row in rows(con, VERDICTS_SQL)
+    ]
 
 
 def _completeness(con: duckdb.DuckDBPyConnection) -> list[Check]:

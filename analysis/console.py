@@ -12,13 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dfbench.analysis.checks import Check, checks
+from dfbench.analysis.checks import VERDICTS_SQL, Check, checks, verdicts
 from dfbench.analysis.compare import Comparison
 from dfbench.analysis.query import markdown_cell
 from dfbench.analysis.store import rows
 
 HEADLINE_SQL = "select * from cells"
 SETUP = ("model", "revision", "dtype", "engine", "device", "stack")
+SHOWN_VERDICTS = 12
 _MARKS = {"ok": ("✓", "green"), "finding": ("✗", "red"), "note": ("·", "yellow")}
 
 
@@ -31,6 +32,7 @@ class Headline:
     def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
         self.groups = by_setup(con)
         self.checks = checks(con)
+        self.verdicts = verdicts(con)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for setup, cells in self.groups:
@@ -40,6 +42,11 @@ class Headline:
             yield Text("No job of this run is finished: there is no figure to show yet.")
         for check in self.checks:
             yield _check_line(check)
+        if self.verdicts:
+            yield Text("Arms compared on the same prompts:", style="bold")
+            yield from (Text(f"  {line}") for line in self.verdicts[:SHOWN_VERDICTS])
+        if len(self.verdicts) > SHOWN_VERDICTS:
+            yield Text(f"  … {len(self.verdicts) - SHOWN_VERDICTS} more: dfbench sql differences")
 
 
 def headline(con: duckdb.DuckDBPyConnection) -> RenderableType:
@@ -55,6 +62,7 @@ def markdown(con: duckdb.DuckDBPyConnection) -> str:
         lines += [f"| {' | '.join(_HEADS)} |", f"|{'---|' * 2}{'---:|' * (len(_HEADS) - 2)}"]
         lines += [f"| {' | '.join(map(markdown_cell, _row(cell)))} |" for cell in cells] + [""]
     lines += [f"- {_MARKS[check.state][0]} {check.name}: {markdown_cell(check.text)}" for check in checks(con)]
+    lines += [f"- {markdown_cell(line)}" for line in verdicts(con)[:SHOWN_VERDICTS]]
     return "\n".join(lines) + "\n"
 
 
@@ -66,6 +74,7 @@ def as_json(con: duckdb.DuckDBPyConnection) -> dict[str, Any]:
         "speedup_le_mat": {"sql": "from speedup_le_mat", "rows": rows(con, "from speedup_le_mat")},
         "losslessness": {"sql": "from losslessness", "rows": rows(con, "from losslessness")},
         "checks": [check._asdict() for check in checks(con)],
+        "verdicts": {"sql": VERDICTS_SQL, "lines": verdicts(con)},
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import duckdb
 import pyarrow as pa
+from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from dfbench.analysis import stats
 
@@ -29,15 +30,16 @@ def register(con: duckdb.DuckDBPyConnection) -> None:
     def difference_interval(a: pa.ChunkedArray, b: pa.ChunkedArray, c: pa.ChunkedArray, d: pa.ChunkedArray) -> pa.Array:
         return _by_row(stats.difference_interval, a, b, c, d)
 
-    for function in (ratio_interval, ratio_of_ratios_interval, difference_interval):
+    functions: tuple[Callable[..., pa.Array], ...] = (ratio_interval, ratio_of_ratios_interval, difference_interval)
+    for function in functions:
         arguments = FUNCTIONS[function.__name__].count(",") + 1
         con.create_function(
             function.__name__,
-            function,  # type: ignore[arg-type]
-            ["DOUBLE[]"] * arguments,  # type: ignore[list-item]
-            INTERVAL,  # type: ignore[arg-type]
-            type="arrow",  # type: ignore[arg-type]
-            null_handling="special",  # type: ignore[arg-type]
+            function,
+            ["DOUBLE[]"] * arguments,
+            INTERVAL,
+            type=PythonUDFType.ARROW,
+            null_handling=FunctionNullHandling.SPECIAL,
         )
 
 

@@ -147,7 +147,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def terminal(table: pa.Table, width: int) -> tuple[Table, str]:

@@ -6,7 +6,7 @@ is a copy from when the file was written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,7 +48,7 @@ def write_run_sql(path: str | Path) -> Path:
     return target
 
 
-def _literal(name: str, rows: list[dict[str, object]], columns: Mapping[str, str]) -> str:
+def _literal(name: str, rows: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> str:
     """A view of literal rows."""
     cast = ", ".join(f"{_name(column)}::{kind} as {_name(column)}" for column, kind in columns.items())
     names = ", ".join(map(_name, columns))

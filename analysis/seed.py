@@ -125,8 +125,8 @@ def findings(con: duckdb.DuckDBPyConnection) -> list[str]:
     known = {(cell.workload, cell.arm): cell.value for cell in cells(con) if cell.metric == "mat"}
     lines = []
     for arm in ARMS:
-        values = [known[workload, arm] for workload in FIGURES]
-        if None not in values:
+        values = [value for workload in FIGURES if (value := known[workload, arm]) is not None]
+        if len(values) == len(FIGURES):
             ordered = sorted(values, reverse=True) == values
             shown = ", ".join(f"{workload} {value:.2f}" for workload, value in zip(FIGURES, values, strict=True))
             lines.append(

@@ -27,7 +27,7 @@ MIN_PROMPTS = 3
 """With fewer there is no interval: two prompts would give one that holds everything."""
 FEWEST = 5
 """With fewer prompts most resamples repeat one prompt and cannot be studentised: Student's t serves instead."""
-MAX_UNITS = 1000
+MAX_UNITS = 500
 """Above this many prompts, prompts are added up in this many groups before resampling."""
 
 
@@ -53,7 +53,7 @@ def log_product(signs: Sequence[int]) -> Statistic:
 
 def _difference(sums: Array) -> Array:
     a, b, c, d = np.moveaxis(sums, -1, 0)
-    return a / b - c / d
+    return np.asarray(a / b - c / d)
 
 
 def _difference_gradient(sums: Array) -> Array:

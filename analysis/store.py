@@ -53,7 +53,7 @@ def problems(con: duckdb.DuckDBPyConnection) -> list[Problem]:
 
 def rows(con: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
     """Rows of a query as dicts."""
-    return con.sql(query).to_arrow_table().to_pylist()
+    return list(con.sql(query).to_arrow_table().to_pylist())
 
 
 def raw_views(run: RunDir, locate: Callable[[str], str]) -> list[str]:

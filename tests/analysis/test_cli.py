@@ -115,7 +115,9 @@ def test_the_headline_and_its_checks(make: Make) -> None:
     printed = dfbench("report", made(make(), faster=1.1))
     assert "toy, bfloat16, cached, on toy device" in printed
     assert "speedup ≤ bound: holds in 2 of 2 cells" in printed
-    assert "12 of 12 planned pairs compared, 12 with identical outputs" in " ".join(printed.split())
+    words = " ".join(printed.split())
+    assert "12 of 12 planned pairs compared, 12 with identical outputs" in words
+    assert "pld − cacheback on code: +0.00 MAT, interval +0.00…+0.00: no difference shown with 6 prompts" in words
 
 
 def test_a_breach_of_the_bound_is_printed_with_its_cause(make: Make) -> None:
