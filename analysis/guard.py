@@ -239,7 +239,7 @@ def noise(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
     """What shape alone does to the logits is what the arithmetic can do."""
     for device, dtype, most_ulp, most in con.execute(
         "select device, dtype, control_max_ulp, control_max_relative from guard_bounds "
-        "where case when bound_ulp is not null then control_max_ulp > 32 else control_max_relative > bound_relative end"
+        "where case when bound_ulp is not null then control_max_ulp > 16 else control_max_relative > bound_relative end"
     ).fetchall():
         yield (
             f"on {device} the shape controls' logits move by {most_ulp:.1f} ulp ({most:.1e} relative) between passes of"

@@ -65,12 +65,11 @@ def _examine(run_dir: Path, address: str) -> None:
 
 
 def _print(verdict: Verdict) -> None:
-    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    table = Table(title="Losslessness", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title="Losslessness", title_justify="left", box=None, padding=(0, 1), pad_edge=False)
     columns = {
         "workload": "workload", "arm": "arm", "pairs_compared": "pairs", "tokens_compared": "tokens",
         "tokens_identical": "same", "divergences": "part", "ties": "tie", "ulps": "≤4ulp",
