@@ -6,6 +6,8 @@ of the draft. What is pending next tells the engines apart:
     cached, compact   the root alone; the accepted nodes' keys and values are moved together in place
     cached, refeed    the accepted tokens and the root; the draft is cropped whole (what Cacheback's authors do)
     recompute         everything since the first prompt token: no cache at all (the simplest harness, and the slowest)
+
+`compiled` is the same in static buffers and passes of fixed width: see that module.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dfbench.drafters.base import Draft
-from dfbench.errors import EngineError, ModelError, UsageError
+from dfbench.errors import EngineError, ModelError
 from dfbench.workers import models
 from dfbench.workers.evidence import TopTwo
 from dfbench.workers.spec import PromptSpec, TargetSpec
@@ -36,13 +38,12 @@ _MASKED = {"sdpa": False, "eager": True}
 
 def load_target(spec: TargetSpec) -> TorchTarget:
     """Load the model that a spec names, ready to decode. Raises ModelError or EngineError saying what is wrong."""
-    if spec.engine == "compiled":
-        raise UsageError("engine 'compiled' is not available in this version: write cached or recompute.")
     resolved = models.resolve(spec)
+    kind = _engine(spec)
     if threads := spec.options.get("threads"):
         torch.set_num_threads(int(threads))
     tokenizer = models.load_tokenizer(resolved)
-    return TorchTarget(
+    return kind(
         models.load_model(resolved, spec),
         spec,
         eos_ids=models.eos_ids(resolved, tokenizer),
@@ -50,6 +51,14 @@ def load_target(spec: TargetSpec) -> TorchTarget:
         resolved=resolved,
         tokenizer=tokenizer,
     )
+
+
+def _engine(spec: TargetSpec) -> type[TorchTarget]:
+    if spec.engine != "compiled":
+        return TorchTarget
+    from dfbench.workers.compiled import CompiledTarget
+
+    return CompiledTarget
 
 
 class TorchTarget:
@@ -104,6 +113,13 @@ class TorchTarget:
         room = self.context_limit - self._past - len(self._pending)
         return max(0, min(self.spec.max_queries - 1 - refed, room))
 
+    def reserve(self, tokens: int) -> None:
+        """A request of this many tokens, prompt and answer, comes next: whoever needs to prepares for it untimed."""
+
+    def engine_facts(self) -> dict[str, Any]:
+        """What this engine built beside the model, for the worker's record."""
+        return {}
+
     def clock(self) -> int:
         """Host clock, ns."""
         return perf_counter_ns()
@@ -112,8 +128,8 @@ class TorchTarget:
     def prefill(self, prompt: Sequence[int]) -> int:
         """Run the prompt; its keys and values stay (not in `recompute`). Returns the first output token."""
         self._check_prompt(prompt)
-        self._cache = None if self._recompute else DynamicCache(config=self.model.config)
         self._past = 0
+        self._empty()
         self._pending = list(prompt)
         self._top_two.clear()
         verdict = self._pass(Draft(()))
@@ -156,18 +172,29 @@ class TorchTarget:
     def _pass(self, draft: Draft) -> Verdict:
         fed = len(self._pending)
         inputs = self._inputs(draft)
+        self._nodes = len(draft.tokens)
         timer = self.timer
         timer.begin()
-        logits = self.model(**inputs).logits
+        self._rows = rows = self._run(inputs, self._nodes + 1)
         timer.end()
-        self._nodes = len(draft.tokens)
-        self._rows = rows = logits[0, -(self._nodes + 1) :]
         maxima, ids = rows.max(-1)
         self._top_two.hold(maxima, ids)
         topk = rows.topk(self.top_k, -1).indices if self.top_k else None
         argmax, topk_ids, forward_ns, ready = timer.read(ids, topk)
         refed = 0 if self._recompute or self._past == 0 else fed - 1
-        return Verdict(argmax, 1 + self._nodes + refed, 0, forward_ns, ready, topk_ids)
+        return Verdict(argmax, 1 + self._nodes + refed, self._padding(fed + self._nodes), forward_ns, ready, topk_ids)
+
+    def _empty(self) -> None:
+        """Forget every key and value."""
+        self._cache = None if self._recompute else DynamicCache(config=self.model.config)
+
+    def _run(self, inputs: dict[str, Any], rows: int) -> torch.Tensor:
+        """The forward: logits [rows, vocabulary] of the last fed tokens."""
+        return self.model(**inputs).logits[0, -rows:]  # type: ignore[no-any-return]
+
+    def _padding(self, fed: int) -> int:
+        """Filler tokens in a pass that feeds this many."""
+        return 0
 
     def _inputs(self, draft: Draft) -> dict[str, Any]:
         """Arguments of the forward. A chain over no cache, or a lone token, needs neither mask nor positions."""
@@ -200,16 +227,21 @@ class TorchTarget:
         self._top_two.add(self._rows, [0, *(node + 1 for node in path)][:count])
 
     def _keep(self, path: Sequence[int], emitted: Sequence[int]) -> None:
-        if self._cache is None:
+        if self._recompute:
             self._pending += emitted
             return
         self._past += len(self._pending)
         kept: Sequence[int] = () if self._refeed else path
+        self._settle(kept)
+        self._past += len(kept)
+        self._pending = list(emitted[len(kept) :])
+
+    def _settle(self, kept: Sequence[int]) -> None:
+        """Move the kept nodes' keys and values to slot `past` and on, and drop the other nodes'."""
+        assert self._cache is not None
         compact(self._cache.layers, self._past, kept)  # type: ignore[arg-type]
         if (surplus := self._nodes - len(kept)) > 0:
             self._cache.crop(-surplus)
-        self._past += len(kept)
-        self._pending = list(emitted[len(kept) :])
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:

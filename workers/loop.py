@@ -69,6 +69,7 @@ def decode(
     Raises DraftError when the drafter breaks its contract and Cancelled when `trace.stop` is set by another thread.
     """
     trace = Trace() if trace is None else trace
+    target.reserve(len(prompt) + max_new_tokens)
     clock = target.clock
     began = clock()
     drafter.start(prompt)

@@ -34,7 +34,11 @@ OPTIONS = {
     "quantization": "quantisation settings as transformers takes them, e.g. {quant_method: bitsandbytes, ...}",
     "allow_pickle": "true loads weights stored as pickle (.bin), which can run any code",
     "threads": "CPU threads that torch computes with",
+    "context": "engine compiled: tokens of prompt and answer that its buffers hold; by default they grow as needed",
+    "lean": "engine compiled: false runs the model's own forward where the short one would serve",
+    "compile": "engine compiled: true compiles the short forward's layers with torch.compile, a word names the backend",
 }
+COMPILED_OPTIONS = ("context", "lean", "compile")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _HUB_TIMEOUT_S = 5.0
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -66,7 +70,7 @@ class ResolvedModel:
 
 def resolve(spec: TargetSpec) -> ResolvedModel:
     """Locate the model that a spec names. Raises ModelError, in one sentence, when it cannot be had or is not one."""
-    check_options(spec.options)
+    check_options(spec.options, spec.engine)
     if spec.dtype not in DTYPES:
         raise ModelError(f"dtype '{spec.dtype}' is not known: write one of {', '.join(DTYPES)}.")
     if spec.model == EMBEDDED_MODEL:
@@ -84,11 +88,16 @@ def resolve(spec: TargetSpec) -> ResolvedModel:
     return _from_folder(spec, folder, revision)
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ModelError for an option that no loader knows."""
+def check_options(options: Mapping[str, Any], engine: str = "cached") -> None:
+    """Raise ModelError for an option that no loader knows, or that this engine would not heed."""
     for name in options:
         if name not in OPTIONS:
             raise ModelError(f"unknown model option '{name}': write one of {', '.join(OPTIONS)}.")
+        if name in COMPILED_OPTIONS and engine != "compiled":
+            raise ModelError(f"model option '{name}' belongs to engine compiled: leave it out for {engine}.")
+    context = options.get("context")
+    if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 2):
+        raise ModelError(f"model option 'context' is {context!r}: write a number of tokens, 2 or more.")
     if options.get("gguf", "dense") not in ("dense", "packed"):
         raise ModelError(f"model option 'gguf' is '{options['gguf']}': write 'dense' or 'packed'.")
 

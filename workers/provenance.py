@@ -140,6 +140,7 @@ def _torch_facts(target: TorchTarget) -> dict[str, Any]:
         "eos_ids": sorted(target.eos_ids),
         **weights(model),
         "kv_bytes_per_token": kv_bytes_per_token(target),
+        **target.engine_facts(),
     }
 
 

@@ -61,6 +61,9 @@ class Target(Protocol):
     @property
     def max_nodes(self) -> int: ...
 
+    def reserve(self, tokens: int) -> None:
+        """A request of this many tokens, prompt and answer, comes next: prepare for it now, where no clock runs."""
+
     def clock(self) -> int:
         """Now, in ns, from an arbitrary start; never goes back."""
 
@@ -101,6 +104,9 @@ class RecordedTarget:
         if not output_ids:
             raise EngineError("a recorded output is empty: leave its row out, or record it again.")
         self._stream = list(output_ids)
+
+    def reserve(self, tokens: int) -> None:
+        """Nothing to prepare."""
 
     def clock(self) -> int:
         return 0
@@ -157,6 +163,9 @@ class ScriptedTarget:
         self._now = 0
         self._prefix: list[int] = []
         self._emitted: list[int] = []
+
+    def reserve(self, tokens: int) -> None:
+        """Nothing to prepare."""
 
     def clock(self) -> int:
         return self._now

@@ -242,8 +242,8 @@ def test_bad_requests_are_named(tiny_model: TinyModel) -> None:
         it.verify(Draft((1,) * 128))
     with pytest.raises(ModelError, match="logits_dtype 'float16'"):
         target(tiny_model("llama"), logits_dtype="float16")
-    with pytest.raises(UsageError, match="cached or recompute"):
-        load_target(TargetSpec(engine="compiled"))
+    with pytest.raises(UsageError, match="'context' belongs to engine compiled"):
+        load_target(TargetSpec(options={"context": 512}))
 
 
 def test_the_context_bounds_the_draft_and_the_output(tiny_model: TinyModel) -> None:

@@ -1,0 +1,254 @@
+"""A decoder's forward in few kernels: for Llama, Mistral, Qwen2 and Qwen3 as transformers 5.24 defines them.
+
+transformers spends some fifty small kernels a layer on what needs fifteen, and where a pass takes milliseconds that is
+a good part of them. Here the projections of queries, keys and values are one product, and so are the two halves of the
+MLP; the weights are joined in place and the model's own modules keep working on views of them. Rounding follows the
+model's own code step by step, but for the order of sums within a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from dfbench.workers.static_cache import StaticKeyValues, write
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+class Product(NamedTuple):
+    """One projection. `packed`: the weight laid out for oneDNN, where that is what multiplies."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    packed: torch.Tensor | None
+
+
+class Block(NamedTuple):
+    """One layer's weights. `head_scales`: [heads + kv heads, head size], Qwen3's norms of queries and keys."""
+
+    before: torch.Tensor
+    joined: Product
+    head_scales: torch.Tensor | None
+    out: Product
+    after: torch.Tensor
+    gated: Product
+    down: Product
+
+
+class Sizes(NamedTuple):
+    """What the layers have in common."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    epsilon: float
+    scaling: float
+    additive: bool  # attention as two products with a mask that is added, instead of SDPA
+
+
+class Lean:
+    """The forward of one model. Raises nothing: ask `fits` first."""
+
+    def __init__(self, model: PreTrainedModel, compiler: Callable[[Any], Any] | None = None) -> None:
+        inner: Any = model.model
+        attention = inner.layers[0].self_attn
+        self._head = model.get_output_embeddings()
+        self._head_product = _product(self._head) if type(self._head) is torch.nn.Linear else None
+        self._embedding = inner.embed_tokens.weight
+        self._rotary = inner.rotary_emb
+        self._norm = inner.norm.weight
+        self._activation = inner.layers[0].mlp.act_fn
+        config = model.config
+        self._sizes = Sizes(
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            attention.head_dim,
+            config.rms_norm_eps,
+            attention.scaling,
+            config._attn_implementation == "eager",
+        )
+        self._blocks = [_block(layer) for layer in inner.layers]
+        self._layer = compiler(layer_forward) if compiler else layer_forward
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of weights that exist twice, because oneDNN wants its own layout."""
+        products = [self._head_product, *(p for b in self._blocks for p in (b.joined, b.out, b.gated, b.down))]
+        return sum(p.weight.numel() * p.weight.element_size() for p in products if p and p.packed is not None)
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        kept: StaticKeyValues,
+        last: int,
+    ) -> torch.Tensor:
+        """Logits [last, vocabulary] of the last rows. `ids`, `positions` [1, n]; `mask` [1, 1, n, window] or None:
+        a prompt attends causally to itself, a lone token to everything."""
+        sizes = self._sizes
+        hidden = functional.embedding(ids[0], self._embedding)
+        cos, sin = (part[0] for part in self._rotary(hidden[None], positions))
+        half = sizes.head_dim // 2
+        turn = torch.cat((-sin[:, :half], sin[:, half:]), -1)
+        if mask is not None:
+            # Query heads that share keys are rows of one product, so keys and values are never repeated.
+            mask = mask.repeat(1, 1, sizes.heads // sizes.kv_heads, 1)
+        # Prompts have every length; compiling for each would take longer than it saves.
+        layer = layer_forward if kept.slots is None else self._layer
+        for block, held in zip(self._blocks, kept.layers, strict=True):
+            hidden = layer(
+                hidden, block, sizes, self._activation, cos[:, None], turn[:, None], mask, held, kept.slots, kept.window
+            )
+        hidden = _normed(hidden[-last:], self._norm, sizes.epsilon)
+        return _times(hidden, self._head_product) if self._head_product else self._head(hidden)  # type: ignore[no-any-return]
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether this is one of the families, with plain weights and nothing unusual about them."""
+    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers.models."):
+        return False
+    inner: Any = model.model
+    plain = all(type(part) is torch.nn.Linear for layer in inner.layers for part in _linears(layer))
+    hooked = any(getattr(module, "_hf_hook", None) is not None for module in model.modules())
+    return plain and not hooked and model.config._attn_implementation in ("sdpa", "eager")
+
+
+def layer_forward(
+    hidden: torch.Tensor,
+    block: Block,
+    sizes: Sizes,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+    cos: torch.Tensor,
+    turn: torch.Tensor,
+    mask: torch.Tensor | None,
+    held: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor | None,
+    window: int,
+) -> torch.Tensor:
+    """One layer on hidden states [n, hidden size]. The same code object for all layers: it is compiled once."""
+    count = hidden.shape[0]
+    heads, kv_heads = sizes.heads, sizes.kv_heads
+    every = _times(_normed(hidden, block.before, sizes.epsilon), block.joined)
+    every = every.view(count, heads + 2 * kv_heads, sizes.head_dim)
+    turned = every[:, : heads + kv_heads]
+    if block.head_scales is not None:
+        turned = _normed(turned, block.head_scales, sizes.epsilon)
+    turned = turned * cos + turned.roll(sizes.head_dim // 2, -1) * turn
+    queries, keys = turned[:, :heads].transpose(0, 1), turned[:, heads:].transpose(0, 1)[None]
+    values = every[:, heads + kv_heads :].transpose(0, 1)[None]
+    keys, values = write(held, slots, window, keys, values)
+    seen = _attention(queries, keys, values, mask, sizes, slots is None)
+    hidden = hidden + _times(seen, block.out)
+    gate, up = _times(_normed(hidden, block.after, sizes.epsilon), block.gated).chunk(2, -1)
+    return hidden + _times(activation(gate) * up, block.down)
+
+
+def _attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    sizes: Sizes,
+    causal: bool,
+) -> torch.Tensor:
+    """[n, heads · head size] from queries [heads, n, head size] and keys and values [1, kv heads, m, head size]."""
+    count = queries.shape[1]
+    if causal:
+        seen = functional.scaled_dot_product_attention(
+            queries[None], keys, values, is_causal=True, scale=sizes.scaling, enable_gqa=sizes.heads != sizes.kv_heads
+        )[0]
+        return seen.transpose(0, 1).reshape(count, -1)
+    shared = queries.reshape(1, sizes.kv_heads, -1, sizes.head_dim)
+    if sizes.additive:
+        scores = torch.matmul(shared, keys.transpose(2, 3)) * sizes.scaling
+        if mask is not None:
+            scores = scores + mask
+        seen = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(shared.dtype), values)
+    else:
+        seen = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask, scale=sizes.scaling)
+    return seen.view(sizes.heads, count, sizes.head_dim).transpose(0, 1).reshape(count, -1)
+
+
+def _normed(states: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMS norm over the last dimension, in float32 and rounded before it is scaled, as the models do."""
+    wide = states.float() if states.dtype == torch.float64 else states  # 16-bit input is widened inside.
+    return scale * functional.rms_norm(wide, (states.shape[-1],), None, epsilon).to(states.dtype)
+
+
+def _times(states: torch.Tensor, product: Product) -> torch.Tensor:
+    if product.packed is not None:
+        return torch.ops.mkldnn._linear_pointwise(states, product.packed, product.bias, "none", [], "")  # type: ignore[no-any-return]
+    return functional.linear(states, product.weight, product.bias)
+
+
+def _block(layer: Any) -> Block:
+    attention, mlp = layer.self_attn, layer.mlp
+    scales = None
+    if hasattr(attention, "q_norm"):
+        counts = [part.out_features // attention.head_dim for part in (attention.q_proj, attention.k_proj)]
+        norms = [attention.q_norm.weight, attention.k_norm.weight]
+        scales = torch.cat([n.detach().expand(c, -1) for n, c in zip(norms, counts, strict=True)])
+    return Block(
+        layer.input_layernorm.weight,
+        _product(attention.q_proj, attention.k_proj, attention.v_proj),
+        scales,
+        _product(attention.o_proj),
+        layer.post_attention_layernorm.weight,
+        _product(mlp.gate_proj, mlp.up_proj),
+        _product(mlp.down_proj),
+    )
+
+
+def _linears(layer: Any) -> tuple[Any, ...]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    )
+
+
+def _product(*parts: torch.nn.Linear) -> Product:
+    weight = _joined([part.weight for part in parts])
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Product(weight, _joined(biases) if biases else None, _packed(weight))
+
+
+@torch.no_grad()
+def _joined(parts: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    """The rows of all parts as one tensor, of which the parts become views: no weight is held twice."""
+    first = parts[0].data
+    if len(parts) == 1:
+        return first
+    rows = sum(part.shape[0] for part in parts)
+    ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
+    if all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False)):
+        return first.as_strided((rows, *first.shape[1:]), first.stride())  # Joined by an earlier target.
+    whole = torch.cat([part.data for part in parts])
+    at = 0
+    for part in parts:
+        part.data = whole[at : at + part.shape[0]]
+        at += part.shape[0]
+    return whole
+
+
+@torch.no_grad()
+def _packed(weight: torch.Tensor) -> torch.Tensor | None:
+    """The weight in oneDNN's own layout, for 16-bit products on CPUs that have them; else None."""
+    backend = torch.backends.mkldnn
+    if (
+        weight.device.type != "cpu"
+        or weight.dtype != torch.bfloat16
+        or not (backend.is_available() and backend.enabled)
+    ):
+        return None
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)  # type: ignore[no-any-return]
