@@ -79,12 +79,18 @@ def slope(name: str, title: str, rows: Rows, arms: Sequence[str], value: str) ->
     """One line a workload over the arms, with intervals: AR → PLD → Cacheback. Rows: workload, arm, value, lo, hi."""
     low, high = _domain([row[value] for row in rows])
     base = _chart([_cut(row, "lo", "hi", low, high) for row in rows]).encode(
-        x=alt.X("arm:N", sort=list(arms), title=None, axis=alt.Axis(labelAngle=_angle(arms), grid=False)),
+        x=alt.X(
+            "arm:N",
+            sort=list(arms),
+            title=None,
+            axis=alt.Axis(labelAngle=_angle(arms), grid=False),
+            scale=alt.Scale(paddingInner=0.65, paddingOuter=0.3),
+        ),
         xOffset=alt.XOffset("workload:N", sort=_names(rows)),
         color=_workload_colour(rows),
     )
     y = alt.Y(f"{value}:Q", title=None, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
-    intervals = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5, opacity=0.7)
+    intervals = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5, opacity=0.8)
     layers = alt.layer(
         base.mark_line(strokeWidth=2).encode(y=y),
         intervals.encode(y=alt.Y("lo:Q"), y2="hi:Q"),
@@ -108,9 +114,9 @@ def mat_against_speedup(name: str, rows: Rows, arms: Sequence[str]) -> Chart:
     equal = _chart(ends).mark_line(strokeDash=[4, 4], strokeWidth=1.2, color=MUTED).encode(x=x, y=y)
     layers = alt.layer(
         equal,
-        base.mark_rule(strokeWidth=1, opacity=0.6).transform_filter("isValid(datum.speedup_lo)")
+        base.mark_rule(strokeWidth=1, opacity=0.8).transform_filter("isValid(datum.speedup_lo)")
         .encode(y=alt.Y("speedup_lo:Q"), y2="speedup_hi:Q"),
-        base.mark_rule(strokeWidth=1, opacity=0.6).transform_filter("isValid(datum.mat_lo)")
+        base.mark_rule(strokeWidth=1, opacity=0.8).transform_filter("isValid(datum.mat_lo)")
         .encode(x=alt.X("mat_lo:Q"), x2="mat_hi:Q", y=y),
         base.mark_tick(thickness=2.5, size=18, orient="horizontal").transform_filter("isValid(datum.speedup_bound)")
         .encode(y=alt.Y("speedup_bound:Q")),
@@ -217,7 +223,7 @@ def _chart(rows: Rows) -> alt.Chart:
 
 def _finished(name: str, title: str, chart: alt.TopLevelMixin, description: str) -> Chart:
     """The chart's Vega-Lite specification in the house style. `title` is data: it is shown as it is."""
-    spec = chart.to_dict()
+    spec = chart.to_dict(validate=False)
     spec["title"] = {"text": title, "anchor": "start", "fontSize": 13, "fontWeight": 600, "offset": 10}
     spec["config"] = _CONFIG
     spec["padding"] = 6

@@ -81,7 +81,9 @@ def table(
         el("tr", *(_cell(cell, i, left) for i, cell in enumerate(row)))
         for row in body
     ]  # fmt: skip
-    whole = el("table", el("caption", caption), header_row(heads, left), el("tbody", *lines), class_=class_ or None)
+    whole = el(
+        "table", el("caption", el("span", caption)), header_row(heads, left), el("tbody", *lines), class_=class_ or None
+    )
     return join([scrolling(caption, whole), el("p", note, class_="note") if note else ""])
 
 

@@ -22,6 +22,7 @@ nav ul { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1rem; padd
 .note { font-size: .875rem; }
 .scroll { overflow-x: auto; margin: .8rem 0; max-width: 100%; }
 table { border-collapse: collapse; font-size: .925rem; font-variant-numeric: tabular-nums; }
+caption span { display: inline-block; position: sticky; left: 0; max-width: min(60rem, calc(100vw - 2rem)); }
 caption { text-align: left; color: var(--muted); font-size: .875rem; padding-bottom: .3rem; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .8rem .35rem 0; }
 thead th { border-bottom: 1px solid var(--muted); font-weight: 600; vertical-align: bottom; }

@@ -23,7 +23,7 @@ from dfbench.analysis.report_markup import (
     table,
     text,
 )
-from dfbench.analysis.stats import Interval, verdict
+from dfbench.analysis.stats import MIN_PROMPTS, Interval, verdict
 from dfbench.analysis.store import rows
 
 CELLS = (
@@ -56,7 +56,7 @@ ARMS = "select distinct arm, drafter, cache, params from jobs where not warmup o
 def headline(scene: Scene) -> Html:
     """Workload × arm: MAT and speedup with intervals, the bound, losslessness."""
     found = scene.rows(CELLS)
-    heads = ("arm", "prompts", "tokens/s", "MAT", "speedup", "bound", "outputs equal to AR's", "tokens that differ")
+    heads = ("arm", "MAT", "speedup", "bound", "outputs equal to AR's", "tokens that differ", "prompts", "tokens/s")
     lines: list[Html] = []
     workload = None
     for cell in found:
@@ -70,7 +70,7 @@ def headline(scene: Scene) -> Html:
     )
     whole = el(
         "table",
-        el("caption", caption),
+        el("caption", el("span", caption)),
         header_row(heads),
         el("tbody", *lines),
     )  # fmt: skip
@@ -89,13 +89,13 @@ def _headline_cells(cell: Row) -> list[str]:
     compared = cell["pairs_compared"]
     return [
         cell["arm"],
-        done,
-        number(cell["tokens_per_s"], ".1f"),
         figure_cell(cell["mat"], cell["mat_lo"], cell["mat_hi"]),
         figure_cell(cell["speedup"], cell["speedup_lo"], cell["speedup_hi"]),
         number(cell["speedup_bound"]),
         f"{cell['pairs_identical']} of {compared}" if compared else NONE,
         f"{cell['tokens_differing']} of {cell['tokens_compared']}" if compared else NONE,
+        done,
+        number(cell["tokens_per_s"], ".1f"),
     ]
 
 
@@ -173,7 +173,7 @@ def timing(con: duckdb.DuckDBPyConnection) -> Html:
 
 
 def _order(found: Sequence[Row]) -> Html:
-    judged = [row for row in found if row["relative_lo"] is not None]
+    judged = [row for row in found if row["relative_lo"] is not None and row["jobs"] >= MIN_PROMPTS]
     if not judged:
         return el("p", "Whether an arm's place in the rotation matters cannot be said: too few timed prompts.",
                   class_="absent")  # fmt: skip

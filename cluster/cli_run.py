@@ -90,8 +90,8 @@ def submit(
         _resume(where.run_dir)
     else:
         runs.create(where.run_dir, made)
-        runs.point_latest(where.run_dir)
         typer.echo(f"{made.sweep.name}: {made.job_count} jobs in {made.shard_count} shards → {where.run_dir}")
+    runs.point_latest(where.run_dir)
     drive(where.run_dir, made.sweep, address=address, allow_version_change=allow_version_change)
 
 
@@ -319,5 +319,13 @@ def cancel(run: RunArgument = None, address: Elsewhere = "") -> None:
 
 
 def demo(address: Address = "local") -> None:
-    """The main job on the embedded model: the quick sweep, its headline table and checks."""
+    """The main job on the embedded model: the quick sweep, its headline table and checks, its report."""
     submit("quick", address=address)
+    from dfbench.analysis.rundir import find_run
+    from dfbench.analysis.store import open_run
+    from dfbench.cluster import reporting
+
+    run_dir = find_run()
+    with open_run(run_dir) as connection:
+        reporting.write_report(connection, run_dir, run_dir / reporting.REPORT_FILE)
+    typer.echo(f"report written to {run_dir / reporting.REPORT_FILE}")

@@ -1,0 +1,247 @@
+"""The HTML report: what it shows, what it leaves out and says so, and that nothing in it can run."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import ARMS, HOSTILE, Page, diverging_run, hostile_run, timed_run
+from runmaker import Facts, RunMaker
+
+from dfbench.analysis import charts, open_run, report
+from dfbench.analysis.charts import Chart
+from dfbench.analysis.report_divergences import in_context
+from dfbench.analysis.report_figures import NO_AR, NOT_TIMED, ONLY_AR, Figure, figures
+from dfbench.analysis.report_markup import Html, el, text
+from dfbench.errors import RunError
+
+Make = Callable[..., RunMaker]
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts stand as their descriptions: drawing them takes longer than all else."""
+    monkeypatch.setattr(charts, "inline", lambda chart: el("p", f"[{chart.name}] {chart.description}"))
+
+
+def shown(con: duckdb.DuckDBPyConnection, decode: Callable[[Sequence[int]], str] | None = None) -> str:
+    """The text of a run's page."""
+    return Page(report.page(con, decode=decode)).text
+
+
+def every_figure(con: duckdb.DuckDBPyConnection) -> dict[str, Figure]:
+    return {figure.key: figure for scene in report.scenes(con) for figure in figures(scene)}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
+def test_any_text_comes_back_as_it_was_and_holds_no_markup(content: str) -> None:
+    page = Page(el("p", content, title=content))
+    assert page.text == content
+    assert page.elements == [("p", {"title": content})]
+
+
+def test_control_characters_are_shown_not_kept() -> None:
+    assert text("a\x00b\x1b[31m\udc80") == "a\ufffdb\ufffd[31m\ufffd"
+
+
+def test_markup_is_kept_only_where_it_says_that_it_is() -> None:
+    assert el("p", Html("<b>"), "<b>") == "<p><b>&lt;b&gt;</p>"
+
+
+def test_nothing_that_a_run_says_can_run(make: Make) -> None:
+    """With charts drawn: hostile names of workload, arm, prompt, device, model, and hostile output."""
+    con = open_run(hostile_run(make()).write(sweep=HOSTILE))
+    content = report.page(con, decode=lambda ids: HOSTILE * len(ids), notes=[HOSTILE])
+    page = Page(content)
+    names = {tag for tag, _ in page.elements}
+    assert not names & {"script", "img", "iframe", "object", "embed", "link", "base", "form", "foreignobject", "a href"}
+    assert not [key for _, attributes in page.elements for key in attributes if key.startswith("on")]
+    assert page.text.count(HOSTILE) > 20
+    assert "the arm went on" in page.text and "pwned" not in content.replace("&#x27;pwned&#x27;", "").replace(
+        "'pwned'", ""
+    )
+
+
+def test_the_page_loads_nothing(make: Make) -> None:
+    content = report.page(open_run(timed_run(make(), workloads=("code",), prompts=3).write()))
+    page = Page(content)
+    assert all((a["href"] or "").startswith("#") for a in page.all("a"))
+    assert not [key for _, attributes in page.elements for key in attributes if key in ("src", "xlink:href", "srcset")]
+    assert "@import" not in content and "url(" not in content
+    assert any(meta.get("content") == report.POLICY for meta in page.all("meta"))
+
+
+def test_a_screen_reader_finds_its_way(make: Make) -> None:
+    page = Page(report.page(open_run(timed_run(make(), prompts=3).write())))
+    identifiers = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
+    assert len(identifiers) == len(set(identifiers))
+    assert {a["href"] for a in page.all("a")} <= {f"#{name}" for name in identifiers}
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert all(head.get("scope") for head in page.all("th"))
+    drawings = page.all("svg")
+    assert len(drawings) >= 6
+    assert all(svg["role"] == "img" and len(svg["aria-label"] or "") > 20 for svg in drawings)
+    assert page.all("html")[0]["lang"] == "en"
+
+
+def test_the_headline_has_every_cell(make: Make, undrawn: None) -> None:
+    told = shown(open_run(timed_run(make()).write()))
+    for figure in ("2.00", "3.00", "5 of 5", "0 of 65", "All 20 outputs compared are AR's"):
+        assert figure in told, figure
+    assert "1.82" in told  # 12 steps of 1 ms ÷ 6 of 1.1 ms
+
+
+def test_every_figure_carries_the_sql_that_gives_it(make: Make) -> None:
+    """What is folded away under a figure is what made it: run again, it gives the rows shown."""
+    run = timed_run(make())
+    run.forward(1, 100.0)
+    run.forward(8, 150.0)
+    con = open_run(run.write())
+    found = every_figure(con)
+    assert set(found) == {"slope", "bound", "accepted", "cost", "phases"}
+    for figure in found.values():
+        again = [row for query in figure.sql.split(";") if query.strip() for row in con.sql(query).fetchall()]
+        assert figure.charts and len(again) == len(figure.rows) > 0, figure.key
+    page = Page(report.page(con))
+    assert page.text.count("SQL and numbers") == len([tag for tag, _ in page.elements if tag == "summary"])
+
+
+def test_recorded_tokens_have_no_speed(make: Make, undrawn: None) -> None:
+    run = make()
+    for number in range(3):
+        run.job("code", f"p{number}", "ar", range(9), [1] * 8, timed=False)
+        run.job("code", f"p{number}", "pld", range(9), [2] * 4, timed=False)
+    con = open_run(run.write())
+    found = every_figure(con)
+    assert [chart.name for chart in found["slope"].charts] == ["slope-mat"]
+    assert not found["bound"].charts and not found["phases"].charts and not found["cost"].charts
+    assert found["slope"].absent == found["bound"].absent == found["phases"].absent == NOT_TIMED
+    told = shown(con)
+    assert NOT_TIMED in told and "0.00" not in told
+
+
+def test_without_ar_there_is_no_speedup(make: Make, undrawn: None) -> None:
+    run = make()
+    for number in range(3):
+        run.job("code", f"p{number}", "pld", range(9), [2] * 4)
+    con = open_run(run.write())
+    found = every_figure(con)
+    assert found["bound"].absent == NO_AR and not found["bound"].charts
+    assert [chart.name for chart in found["slope"].charts] == ["slope-mat"]
+    assert "No output has an AR output to be compared with." in shown(con)
+
+
+def test_ar_alone_has_nothing_to_draft(make: Make, undrawn: None) -> None:
+    run = make()
+    run.job("code", "p0", "ar", range(9), [1] * 8)
+    con = open_run(run.write())
+    found = every_figure(con)
+    assert found["slope"].absent == found["accepted"].absent == found["bound"].absent == ONLY_AR
+    assert [key for key, figure in found.items() if figure.charts] == ["phases"]
+    assert ONLY_AR in shown(con)
+
+
+def test_one_prompt_has_figures_and_no_interval(make: Make, undrawn: None) -> None:
+    con = open_run(timed_run(make(), workloads=("code",), prompts=1).write())
+    told = shown(con)
+    assert "fewer than three prompts" in told and "1.82" in told
+    assert "1.82…" not in told and "too few timed prompts" in told
+
+
+def test_a_run_with_nothing_done_says_so(make: Make, undrawn: None) -> None:
+    run = make()
+    run.plan("code", "p0", "ar")
+    told = shown(open_run(run.write(state="planned")))
+    assert "No job of this run is finished" in told and "0 of 1 jobs are done" in told
+
+
+def test_a_part_of_a_run_is_called_a_part(make: Make, undrawn: None) -> None:
+    run = timed_run(make(), workloads=("code",), prompts=3)
+    for arm in ARMS:
+        run.plan("code", "p9", arm)
+    told = shown(open_run(run.write(state="cancelled")))
+    assert "3 of 4" in told and "9 of 12 jobs are done" in told
+
+
+def test_devices_are_shown_apart(make: Make, undrawn: None) -> None:
+    run = make()
+    for device in ("one", "two"):
+        run.facts = Facts(device=device, worker_id=f"w-{device}")
+        for number in range(3):
+            prompt = f"{device}{number}"
+            run.job("code", prompt, "ar", range(9), [1] * 8)
+            run.job("code", prompt, "pld", range(9), [2] * 4)
+    con = open_run(run.write())
+    assert [scene.setup["device"] for scene in report.scenes(con)] == ["one", "two"]
+    told = shown(con)
+    assert "set-up 1 of 2" in told and "set-up 2 of 2" in told
+    names = [chart.name for figure in every_figure(con).values() for chart in figure.charts]
+    assert len(names) == len(set(names)) and all(name.endswith(("-1", "-2")) for name in names)
+
+
+def test_a_divergence_shows_both_tokens_in_context(make: Make, undrawn: None) -> None:
+    con = open_run(diverging_run(make()).write())
+    words = {10: "the", 11: " sky", 12: " is", 13: " blue", 22: " was", 23: "\n"}
+    content = report.page(con, decode=lambda ids: "".join(words[i] for i in ids))
+    assert "the sky<mark> is</mark> blue" in content
+    assert "the sky<mark> was</mark>\n" in content
+    assert "tie in AR's" in Page(content).text
+
+
+def test_without_a_tokenizer_a_divergence_shows_ids(make: Make, undrawn: None) -> None:
+    content = report.page(open_run(diverging_run(make()).write()))
+    assert "10 11 <mark>12</mark> 13" in content and "10 11 <mark>22</mark> 23" in content
+    assert "tokenizer is not at hand" in content
+
+
+def test_characters_that_span_tokens_do_not_break_a_context() -> None:
+    """Bytes of one character in two tokens: the start alone decodes to �, which the whole does not begin with."""
+    raw = {1: b"caf", 2: b"\xc3", 3: b"\xa9"}
+
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(raw[i] for i in ids).decode(errors="replace")
+
+    assert "caf\ufffd<mark>\ufffd</mark>" in in_context([1, 2, 3], 2, decode)
+    assert "<mark>(ends)</mark>" in in_context([1], 1, decode)
+
+
+def test_the_sweeps_notes_and_the_caveats_are_there(make: Make, undrawn: None) -> None:
+    con = open_run(timed_run(make(), workloads=("code",), prompts=1).write())
+    told = Page(report.page(con, notes=["Assumption: drafts of 10 tokens."])).text
+    assert "Assumption: drafts of 10 tokens." in told
+    assert "Greedy decoding only" in told and "Batch 1" in told
+
+
+def test_arms_go_from_ar_on_in_the_order_of_the_run(make: Make) -> None:
+    path = timed_run(make(), prompts=1).write()
+    with closing(sqlite3.connect(path / "ledger.db")) as ledger, ledger:
+        ledger.execute("insert into meta values ('run', ?)", (json.dumps({"arms": [{"name": arm} for arm in ARMS]}),))
+    [scene] = report.scenes(open_run(path))
+    assert scene.arms == ARMS
+
+
+def test_a_report_that_cannot_be_written_is_a_usage_error(make: Make, tmp_path: Path, undrawn: None) -> None:
+    con = open_run(timed_run(make(), workloads=("code",), prompts=1).write())
+    with pytest.raises(RunError, match="cannot be written"):
+        report.write(con, tmp_path)
+
+
+def test_the_report_is_a_file(make: Make, tmp_path: Path, undrawn: None) -> None:
+    con = open_run(timed_run(make(), workloads=("code",), prompts=1).write())
+    report.write(con, tmp_path / "new" / "r.html")
+    assert (tmp_path / "new" / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_charts_are_files_too(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Chart] = []
+    monkeypatch.setattr(charts, "export", lambda found, folder: drawn.extend(found) or [])
+    report.export_charts(open_run(timed_run(make(), prompts=3).write()), tmp_path)
+    names = ["slope-speedup", "slope-mat", "mat-speedup", "accepted-1", "accepted-2", "verify-cost", "phases"]
+    assert [chart.name for chart in drawn] == names
