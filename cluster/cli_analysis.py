@@ -57,7 +57,7 @@ def sql(
         text = sys.stdin.read()
     con = _open(run)
     if text is None:
-        from dfbench.cluster.sqlshell import shell
+        from dfbench.cluster.cli_sqlshell import shell
 
         shell(con)
         return
@@ -105,7 +105,7 @@ def _write_report(con: duckdb.DuckDBPyConnection, run: str | None, html: Path | 
     """The full report and its charts as files."""
     from dfbench.analysis import report as reports
     from dfbench.analysis.rundir import find_run
-    from dfbench.cluster.reporting import write_report
+    from dfbench.cluster.cli_report import write_report
 
     if html:
         write_report(con, find_run(run), html)

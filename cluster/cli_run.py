@@ -323,9 +323,9 @@ def demo(address: Address = "local") -> None:
     submit("quick", address=address)
     from dfbench.analysis.rundir import find_run
     from dfbench.analysis.store import open_run
-    from dfbench.cluster import reporting
+    from dfbench.cluster import cli_report
 
     run_dir = find_run()
     with open_run(run_dir) as connection:
-        reporting.write_report(connection, run_dir, run_dir / reporting.REPORT_FILE)
-    typer.echo(f"report written to {run_dir / reporting.REPORT_FILE}")
+        cli_report.write_report(connection, run_dir, run_dir / cli_report.REPORT_FILE)
+    typer.echo(f"report written to {run_dir / cli_report.REPORT_FILE}")

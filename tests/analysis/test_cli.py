@@ -15,7 +15,7 @@ from runmaker import Facts, RunMaker
 from typer.testing import CliRunner
 
 from dfbench.analysis import open_run
-from dfbench.cluster import sqlshell
+from dfbench.cluster import cli_sqlshell
 from dfbench.cluster.cli import app
 from dfbench.errors import QueryError, RunError
 
@@ -100,15 +100,15 @@ def test_bad_options_of_sql(make: Make, tmp_path: Path) -> None:
 
 def test_the_prompt_answers(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     con = open_run(made(make(), prompts=1))
-    sqlshell.respond(con, "select 40 + 2 as answer")
-    sqlshell.respond(con, ".views")
-    sqlshell.respond(con, ".schema mat")
+    cli_sqlshell.respond(con, "select 40 + 2 as answer")
+    cli_sqlshell.respond(con, ".views")
+    cli_sqlshell.respond(con, ".schema mat")
     printed = capsys.readouterr().out
     assert "42" in printed
     assert "speedup_le_mat:" in printed
     assert "1 + ΣA / ΣD" in printed
     with pytest.raises(QueryError, match="did you mean 'mat'"):
-        sqlshell.respond(con, ".schema matt")
+        cli_sqlshell.respond(con, ".schema matt")
 
 
 def test_the_headline_and_its_checks(make: Make) -> None:
