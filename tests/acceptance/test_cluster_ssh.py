@@ -139,8 +139,6 @@ def machines() -> Iterator[tuple[Machine, Machine, Path]]:
                 os.kill(machine.pid, signal.SIGKILL)  # The first process of a namespace takes all others along.
             machine.outer.wait(timeout=20)
         shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            Path("/tmp/ray").rmdir()
 
 
 def test_a_cluster_comes_up_over_ssh_and_goes_down_again(machines: tuple[Machine, Machine, Path]) -> None:
