@@ -30,7 +30,7 @@ from dfbench.cluster.sources_run import RunSource
 from dfbench.cluster.sweep import Arm, Sweep, canonical, validate
 from dfbench.cluster.sweep_file import parse_yaml
 from dfbench.drafters import registry
-from dfbench.errors import OptionError, RunError, SweepError
+from dfbench.errors import OptionError, RunError, SweepError, UsageError
 from dfbench.workers.models import prompt_sha
 from dfbench.workers.spec import JobSpec, PromptSpec
 
@@ -136,7 +136,11 @@ def _arms_of_file(path: Path) -> list[Any]:
 
 
 def _check_arm(arm: Arm) -> None:
-    if registry.find(arm.drafter).top_k:
+    try:
+        top_k = registry.create(arm.drafter, arm.options).top_k
+    except UsageError:  # a file that lies on the workers, or suits another tokenizer: they will say so
+        top_k = registry.find(arm.drafter).top_k
+    if top_k:
         raise OptionError(
             f"arm '{arm.name}': '{arm.drafter}' learns from the logits of rejected drafts, which no recording has: "
             "run it live with `dfbench submit`, or leave it out."

@@ -195,7 +195,7 @@ class LogSource:
     def _convert(self, items: Iterable[tuple[str, Exchange | Skip]]) -> Iterator[Recording]:
         for place, item in items:
             if isinstance(item, Skip):
-                self.summary.skip(item.reason, place, item.count)
+                self.summary.skip(item.reason, place, item.answers)
                 continue
             tokens = self.tokens.of(item)
             if isinstance(tokens, Skip):

@@ -33,7 +33,7 @@ class Skip(NamedTuple):
     """An answer, or a whole document, that is left out, and why."""
 
     reason: str
-    count: int = 1
+    answers: int = 1
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _choice(request: Json, response: Json, choice: Json, document: Json, kind: s
         name,
         0,
         workload,
-        messages=asked if isinstance(asked, tuple) else (),
+        messages=() if isinstance(asked, str) else asked,
         prompt=asked if isinstance(asked, str) else None,
         prompt_ids=prompt_ids if exact else None,
         text=answer if isinstance(answer, str) else None,

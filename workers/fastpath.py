@@ -168,16 +168,14 @@ def _suffix(drafter: Suffix, tokens: int) -> Kernel | None:
     if o.cached_requests:
         return None
     tree = o.mode == "tree"
-    # A node has at most 1 / min_prob children whose probability reaches min_prob.
-    wide = o.max_draft if o.min_prob == 0 else int(1 / o.min_prob + 1e-6)
-    waiting = o.max_draft * max(1, min(wide, o.max_draft)) + 1 if tree else 1
-    rule = (o.depth, o.factor, o.offset, np.float32(o.min_prob), o.max_draft, tree)
-    space = (np.empty((2, o.max_draft), np.int32), np.empty((waiting, 4)), np.empty((2, o.max_draft), np.int32))
+    # The drafter's own tables: what it derives from its options is derived in one place.
+    rule = (drafter._limits, drafter._min_prob, tree, drafter._out, drafter._chances)
+    scratch = np.empty((2, o.max_draft), np.int32)
 
     def run(text: Array, start: int, cap: int, budget: int, rows: Array) -> int:
         c = SuffixCounts(o.depth, tokens + 1)
         counts = (c.meta, c.states, c.edges, c.groups, c.table)
-        return int(kernels.suffix_steps(text, start, cap, budget, *counts, *rule, *space, rows))
+        return int(kernels.suffix_steps(text, start, cap, budget, *counts, *rule, scratch, rows))
 
     return run
 

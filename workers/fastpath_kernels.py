@@ -351,37 +351,31 @@ def hang(text, begin, follower, at, room, merge, tree, size, mark, sibling):  # 
     return at, size
 
 
-@njit(cache=True, nogil=True)
+# Not cached on disk: numba would not notice that the drafter's functions, which are in another file, have changed.
+@njit(nogil=True)
 def suffix_steps(  # type: ignore[no-untyped-def]
-    text, start, cap, budget, meta, states, edges, groups, table, depth, factor, offset, min_prob, max_draft, tree,
-    out, heap, scratch, rows,
-):  # fmt: skip
-    """SuffixDecoding's per-request counts (drafters/suffix.py), without past requests."""
-    append(meta, states, edges, groups, table, text, start, depth)
+    text, start, cap, budget, meta, states, edges, groups, table, limits, min_prob, tree, out, chances, depth, rows
+):
+    """SuffixDecoding's counts of one request (drafters/suffix.py). `depth` is the scratch space of `judge_tree`."""
+    longest = len(limits)
+    append(meta, states, edges, groups, table, text, start, longest)
     length, count = start, 0
     until = start + 1
-    nodes = min(budget, max_draft)
     while True:
-        append(meta, states, edges, groups, table, text[length:], until - length, depth)
+        append(meta, states, edges, groups, table, text[length:], until - length, longest)
         length = until
         if length >= len(text):
             return count
-        position = length - start
-        size = 0
-        match = min(meta[CURSOR_LEN], depth - 1, length - 1)
-        if cap - position > 1 and match >= 1 and nodes >= 1:
-            state = meta[CURSOR]
+        position, size = length - start, 0
+        if cap - position > 1:
+            state, match = meta[CURSOR], min(meta[CURSOR_LEN], length - 1)
             if tree:
-                size, _, _ = speculate_tree(
-                    states, edges, state, match, depth, nodes, factor, offset, min_prob, out, heap
-                )
+                size, _, _ = speculate_tree(states, edges, limits, out, chances, state, match, budget, min_prob)
             else:
-                size, _, _ = speculate_chain(
-                    states, edges, state, match, depth, nodes, factor, offset, min_prob, out, heap
-                )
+                size, _, _ = speculate_chain(states, edges, limits, out, chances, state, match, budget, min_prob)
         rows[count, POSITION] = position
         if tree:
-            emitted = judge_tree(text, length, out[0], out[1], size, cap - position, scratch, rows[count])
+            emitted = judge_tree(text, length, out[0], out[1], size, cap - position, depth, rows[count])
         else:
             emitted = judge_chain(text, length, out[0], size, cap - position, rows[count])
         until = length + emitted

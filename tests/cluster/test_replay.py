@@ -40,7 +40,9 @@ ARMS: list[Any] = [
     {"name": "suffix-tree", "drafter": "suffix", "mode": "tree"},
     {"name": "past", "drafter": "suffix", "cached_requests": 10},
     "ngram-cache",
+    "ngram-trie",
     "sam",
+    "hybrid",
 ]
 Alter = Callable[[dict[str, pa.Table]], dict[str, pa.Table]]
 
@@ -160,7 +162,7 @@ def test_replay_of_smollm2_is_exact(tmp_path: Path) -> None:
         model={"id": "smollm2-135m-instruct", "dtype": "float32"},
         scripted={},
         workloads=[{"name": "w", "file": str(prompts)}],
-        max_new_tokens=24,
+        max_new_tokens=16,
         calibrate=False,
     )
     outputs = {(job["prompt_id"], job["arm"]): job["output_ids"] for job in table(made, "jobs")}
@@ -171,11 +173,13 @@ def test_replay_of_smollm2_is_exact(tmp_path: Path) -> None:
     assert {key: rows for key, rows in found.items() if key[1:] in same} == {
         key: rows for key, rows in expected.items() if key[1:] in same
     }
-    assert sum(row[STEP.index("accepted")] for rows in found.values() for row in rows) > 20
+    assert sum(row[STEP.index("accepted")] for rows in found.values() for row in rows) > 10
 
 
 def test_divergences_are_told(tmp_path: Path) -> None:
     def alter(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
+        if "jobs" not in tables:
+            return tables
         rows = tables["jobs"].to_pylist()
         for row in rows:
             if row["prompt_id"] == "p1" and row["arm"] == "pld":
