@@ -45,6 +45,11 @@ class CompiledTarget(TorchTarget):
         super().__init__(model, spec, **known)
         if self.attention not in ("sdpa", "eager"):
             raise EngineError(f"attention '{self.attention}' takes no mask: use sdpa or eager, or engine cached.")
+        if self.device.type == "cuda" and _rope_type(model) in ("dynamic", "longrope"):
+            raise EngineError(
+                f"the model's '{_rope_type(model)}' positions depend on a request's length, which a graph cannot"
+                " follow: write engine cached."
+            )
         self._widths = widths
         self._fixed = spec.options.get("context")
         if self._fixed is not None:
@@ -56,7 +61,7 @@ class CompiledTarget(TorchTarget):
             widths,
             self.device,
             replay=self.device.type == "cuda",
-            mask_dtype=model.dtype if self.attention == "eager" else None,
+            mask_dtype=model.dtype,
         )
         self._shape = shape_of(model, self.cache_argument)
         self._window = 0
@@ -193,6 +198,11 @@ def _transformers_forward(model: PreTrainedModel, cache_argument: str) -> Forwar
         return logits[0]  # type: ignore[no-any-return]
 
     return forward
+
+
+def _rope_type(model: PreTrainedModel) -> str:
+    settings = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return str(settings.get("rope_type", "default"))
 
 
 def _rounded(tokens: int) -> int:

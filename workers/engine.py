@@ -178,8 +178,8 @@ class TorchTarget:
         self._rows = rows = self._run(inputs, self._nodes + 1)
         timer.end()
         maxima, ids = rows.max(-1)
-        self._top_two.hold(maxima, ids)
         topk = rows.topk(self.top_k, -1).indices if self.top_k else None
+        self._top_two.hold(maxima, ids, rows)
         argmax, topk_ids, forward_ns, ready = timer.read(ids, topk)
         refed = 0 if self._recompute or self._past == 0 else fed - 1
         return Verdict(argmax, 1 + self._nodes + refed, self._padding(fed + self._nodes), forward_ns, ready, topk_ids)

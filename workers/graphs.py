@@ -63,8 +63,8 @@ class Frame:
 class Runner:
     """Runs passes of the given widths over one block of keys and values.
 
-    `replay`: record each width's kernels once a window as a CUDA graph. `mask_dtype`: None for masks that say True,
-    else the dtype in which the mask is added to the scores.
+    `replay`: record each width's kernels once a window as a CUDA graph. Masks are added to the scores in `mask_dtype`:
+    SDPA would turn others into such ones in every layer.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Runner:
         device: torch.device,
         *,
         replay: bool,
-        mask_dtype: torch.dtype | None,
+        mask_dtype: torch.dtype,
     ) -> None:
         self._forward = forward
         self.frames = {width: Frame(width, device) for width in widths}
@@ -126,7 +126,8 @@ class Runner:
                 self._compute(width, window)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may go on with what they do to the device; this thread's work is what is recorded.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._compute(width, window)
         return graph, logits
 
@@ -141,8 +142,6 @@ class Runner:
         if frame.width == 1 and not self.replay:
             return None  # The window ends with the one token, which sees everything.
         past = (self._iota[:window] < frame.past).expand(frame.width, window)
-        mask = past.index_copy(1, slots, frame.seen.bool())[None, None]
-        if self._mask_dtype is None:
-            return mask
+        hidden = ~past.index_copy(1, slots, frame.seen.bool())[None, None]
         lowest = torch.finfo(self._mask_dtype).min
-        return torch.zeros_like(mask, dtype=self._mask_dtype).masked_fill_(~mask, lowest)
+        return torch.zeros_like(hidden, dtype=self._mask_dtype).masked_fill_(hidden, lowest)

@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from dfbench.workers.timing import to_device
+
 
 class KeyValues(Protocol):
     """One layer's cache: `keys` and `values` of shape [1, heads, tokens, head size]."""
@@ -64,7 +66,7 @@ class Masks:
         fed = seen.shape[0]
         mask = torch.ones((1, 1, fed, past + fed), dtype=torch.bool)
         mask[0, 0, :, past:] = seen
-        return self._form(mask.to(self._device, non_blocking=True))
+        return self._form(to_device(mask, self._device))
 
     def _grow(self, past: int, fed: int) -> None:
         """Column `reach` of the triangle is the first fed token; those before it are the cache."""
@@ -93,7 +95,7 @@ def compact(layers: Sequence[KeyValues], start: int, path: Sequence[int]) -> Non
     """
     if is_prefix(path):
         return
-    source = torch.tensor([start + node for node in path], device=layers[0].keys.device)
+    source = to_device(torch.tensor([start + node for node in path]), layers[0].keys.device)
     for layer in layers:
         for states in (layer.keys, layer.values):
             # index_select copies: source and target overlap.

@@ -19,6 +19,7 @@ from dfbench.errors import DraftError, EngineError, ModelError, UsageError
 from dfbench.workers import calibrate, compiled, lean, models, provenance
 from dfbench.workers.compiled import CompiledTarget
 from dfbench.workers.engine import TorchTarget
+from dfbench.workers.evidence import TopTwo
 from dfbench.workers.graphs import Frame
 from dfbench.workers.loop import Trace, decode
 from dfbench.workers.score import score
@@ -368,3 +369,12 @@ def test_a_frame_says_what_each_row_sees() -> None:
     assert frame.seen.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
     frame.fill(12, [5])
     assert frame.seen.tolist() == np.tri(4).tolist()
+
+
+def test_evidence_looked_at_ahead_is_the_same(pair: Any) -> None:
+    """As on a device that works while the host does: all rows before anybody knows which ones count."""
+    slow, fast = pair([1, 12])
+    drafts = [Draft((-1, 3, -1, -1, 2), (-1, -1, 0, 2, 3)), Draft((-1, -1, 4)), Draft(())]
+    expected = run(slow, Planned(greedy(slow), drafts))
+    fast._top_two = TopTwo(fast.device, capacity=2, ahead=True)
+    same(run(fast, Planned(greedy(slow), drafts)), expected)
