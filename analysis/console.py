@@ -80,7 +80,7 @@ def as_json(con: duckdb.DuckDBPyConnection) -> dict[str, Any]:
 
 def by_setup(con: duckdb.DuckDBPyConnection) -> list[tuple[dict[str, str], list[dict[str, Any]]]]:
     """Cells grouped by everything that must not be pooled, arms in the order of the plan."""
-    order = [arm for (arm,) in con.sql("select distinct on (arm) arm from ledger_plan").fetchall()]
+    order = [arm for (arm,) in con.sql("select arm from ledger_plan group by arm order by min(place)").fetchall()]
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for cell in rows(con, HEADLINE_SQL):
         groups.setdefault(tuple(cell[name] for name in SETUP), []).append(cell)

@@ -134,8 +134,8 @@ PROMPTS: Mapping[str, str] = {
 LEDGER: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "meta": ("select key, value from meta", {"key": "VARCHAR", "value": "VARCHAR"}),
     "plan": (
-        "select workload, arm, count(*), count(distinct prompt_id), sum(state = 'done'), sum(state = 'failed') "
-        "from jobs group by workload, arm",
+        "select workload, arm, count(*), count(distinct prompt_id), sum(state = 'done'), sum(state = 'failed'), "
+        "min(rowid) from jobs group by workload, arm",
         {
             "workload": "VARCHAR",
             "arm": "VARCHAR",
@@ -143,6 +143,7 @@ LEDGER: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "prompts": "BIGINT",
             "done": "BIGINT",
             "failed": "BIGINT",
+            "place": "BIGINT",
         },
     ),
     "attempts": (
