@@ -72,8 +72,9 @@ chaos: $(TEST_READY)
 guard-clean: $(TEST_READY)
 	$(BIN)/python benchmarks/guard_clean.py
 
-gpu-check: $(READY)
-	$(BIN)/python benchmarks/gpu_check.py
+# No network: with the environment if it is there, else with the machine's own torch and transformers.
+gpu-check:
+	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) benchmarks/gpu_check.py
 
 bench-%: $(TEST_READY)
 	$(BIN)/python benchmarks/bench_$*.py

@@ -33,6 +33,7 @@ FIRST_WINDOW = 256
 """The shortest window of a graph; the others are its doublings."""
 FIRST_REQUEST = 900
 """Tokens of prompt and answer that buffers and graphs are made for before the first request is known."""
+_MOST_SHAPES = 128
 _STEP = 64  # Capacities are multiples of this.
 
 
@@ -165,7 +166,10 @@ class CompiledTarget(TorchTarget):
         return kept
 
     def _lean_forward(self) -> lean.Lean:
-        return lean.Lean(self.model, compiler(self.spec))
+        forward = lean.Lean(self.model, compiler(self.spec))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # What the weights took before they were joined.
+        return forward
 
 
 def buckets(spec: TargetSpec) -> tuple[int, ...]:
@@ -184,6 +188,10 @@ def compiler(spec: TargetSpec) -> Callable[[Any], Any] | None:
     if not wanted:
         return None
     backend = "inductor" if wanted is True else str(wanted)
+    # Every width and window is a shape of its own; past the usual limit torch would go on without compiling.
+    from torch._dynamo import config as limits
+
+    limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)
     return lambda function: torch.compile(function, backend=backend, dynamic=False)
 
 
