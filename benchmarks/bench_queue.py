@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+import pyarrow.parquet as pq
 
 from dfbench.cluster import driver, upkeep
 from dfbench.cluster.ledger import Ledger
@@ -30,6 +31,7 @@ from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, TargetSpec
 
 ARMS = (ArmSpec("ar", "ar"), ArmSpec("pld", "pld"), ArmSpec("cacheback", "cacheback"))
 TOKENS = 4
+SHARDS_A_WORKER = 24
 MEGABYTE = 2**20
 T = TypeVar("T")
 
@@ -150,31 +152,31 @@ def large_plan(run_dir: Path, jobs: int) -> None:
 
 
 def scaling(run_dir: Path, workers: list[int], step_ms: float) -> None:
-    """Weak scaling: 12 shards a worker, so that each count runs equally long when nothing is lost."""
-    print(f"3. targets that sleep {step_ms:g} ms a pass, 12 shards of {len(ARMS)} jobs a worker")
+    """How much of their time workers spend in jobs while all of them are there: 1 = the queue costs nothing."""
+    print(f"3. targets that sleep {step_ms:g} ms a pass, {SHARDS_A_WORKER} shards of {len(ARMS)} jobs a worker")
     reference = 0.0
     for count in workers:
         place = run_dir / str(count)
-        make(place, 12 * count * len(ARMS), ARMS, 16, step_ms=step_ms, period=1000).close()
-        driver.run(place, driver.Options(workers=count, workers_per_node=count, commit_s=0.3))
-        rate = busy_rate(place)
-        reference = reference or rate / count
-        print(f"   {count:>3} workers: {rate:7.1f} jobs/s, efficiency {rate / count / reference:.2f}")
+        make(place, SHARDS_A_WORKER * count * len(ARMS), ARMS, 16, step_ms=step_ms, period=1000).close()
+        driver.run(place, driver.Options(workers=count, workers_per_node=count))
+        share, window = busy_share(place)
+        reference = reference or share
+        print(f"   {count:>3} workers: busy {share:.2f}, efficiency {share / reference:.2f}, over {window:.1f} s")
 
 
-def busy_rate(run_dir: Path) -> float:
-    """Jobs a second between the first job's beginning and the last one's end, by the records' own times."""
-    import pyarrow.parquet as pq
-
-    began, ended, jobs = [], [], 0
+def busy_share(run_dir: Path) -> tuple[float, float]:
+    """Share of worker time spent in jobs between the last worker's first job and the first worker's last, and how
+    long that was. A scripted target's own clock says how long a job should take; the rest is overhead."""
+    jobs: dict[str, list[tuple[float, float]]] = {}
     with Ledger.open(run_dir, readonly=True) as ledger:
         for file in ledger.files("jobs"):
-            table = pq.read_table(run_dir / file.name, columns=["began_at", "wall_ns"])
-            starts = [moment.timestamp() for moment in table["began_at"].to_pylist()]
-            began += starts
-            ended += [start + wall / 1e9 for start, wall in zip(starts, table["wall_ns"].to_pylist(), strict=True)]
-            jobs += table.num_rows
-    return jobs / (max(ended) - min(began))
+            table = pq.read_table(run_dir / file.name, columns=["worker_id", "began_at", "wall_ns"])
+            for worker, began, wall in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                jobs.setdefault(worker, []).append((began.timestamp(), began.timestamp() + wall / 1e9))
+    start = max(min(begin for begin, _ in spans) for spans in jobs.values())
+    stop = min(max(end for _, end in spans) for spans in jobs.values())
+    busy = sum(max(min(end, stop) - max(begin, start), 0) for spans in jobs.values() for begin, end in spans)
+    return busy / (len(jobs) * max(stop - start, 1e-9)), stop - start
 
 
 def timed(action: Callable[[], T]) -> tuple[T, float]:

@@ -406,16 +406,15 @@ class Ledger:
 
     def counts(self) -> Counts:
         """Jobs and shards by state."""
-        jobs = dict(self._db.execute("select state, count(*) from jobs group by state").fetchall())
         shards = dict(self._db.execute("select state, count(*) from shards group by state").fetchall())
-        return Counts(**jobs, shards=shards)
+        return _counted(dict(self._db.execute("select state, count(*) from jobs group by state").fetchall()), shards)
 
     def counts_by_arm(self) -> dict[str, Counts]:
         """Jobs by state, for each arm in plan order."""
         found: dict[str, dict[str, int]] = {arm.name: {} for arm in self.run.arms}
         for arm, state, count in self._db.execute("select arm, state, count(*) from jobs group by arm, state"):
             found.setdefault(arm, {})[state] = count
-        return {arm: Counts(**states) for arm, states in found.items()}
+        return {arm: _counted(states, {}) for arm, states in found.items()}
 
     # --- what happened -----------------------------------------------------------------------------------------
 
@@ -439,7 +438,7 @@ class Ledger:
                     "update jobs set state = 'failed', attempt = ? where shard_id = ? and state = 'pending'",
                     (failure.attempt, failure.shard_id),
                 )
-            _settle(db, [failure.shard_id])
+            _settle(db, [str(failure.shard_id)])
 
     def fail_jobs(self, failures: Sequence[Failure]) -> None:
         """These jobs failed in an attempt that committed nothing; the rest of their shards is to be done again."""
@@ -621,6 +620,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _counted(jobs: dict[str, int], shards: dict[str, int]) -> Counts:
+    pending, done, failed, cancelled = (jobs.get(state, 0) for state in ("pending", "done", "failed", "cancelled"))
+    return Counts(pending, done, failed, cancelled, shards)
 
 
 def _insert_meta(db: sqlite3.Connection, run: RunSpec, meta: dict[str, str]) -> None:

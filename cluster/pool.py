@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from dfbench.cluster.commit import FinishedShard
 from dfbench.cluster.runspec import ShardRow
@@ -45,13 +45,13 @@ class Device(NamedTuple):
     """One place for a worker: the n-th of its node, with the resources it asks for."""
 
     node: Node
-    index: int
+    number: int
     cpus: float
     gpus: float
 
     @property
     def key(self) -> tuple[str, int]:
-        return (self.node.node_id, self.index)
+        return (self.node.node_id, self.number)
 
 
 def connect(address: str = "local", *, workers: int | None = None) -> None:
@@ -68,7 +68,7 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
         # Ray starts workers at a lower priority than everything else; what is measured should not wait behind it.
         os.environ.setdefault("RAY_worker_niceness", "0")
         cpus = max(os.cpu_count() or 1, workers or 0)
-        local = {"_node_ip_address": "127.0.0.1", "_node_name": platform.node() or "localhost"}
+        local: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "_node_name": platform.node() or "localhost"}
         ray.init(address="local", include_dashboard=False, num_cpus=cpus, **local, **quiet)
         return
     _require_answer(address)
@@ -121,7 +121,7 @@ def live_nodes() -> list[Node]:
             int(entry["Resources"].get("GPU", 0)),
             dict(entry.get("Labels") or {}),
         )
-        for entry in ray.nodes()
+        for entry in ray.nodes()  # type: ignore[no-untyped-call]
         if entry["Alive"]
     ]
 
@@ -220,12 +220,13 @@ def hire(device: Device, target: TargetSpec, worker: type[Worker] = Worker) -> M
 
     Ray neither restarts it nor repeats its calls: a repeated stream would splice two attempts.
     """
-    worker_id = f"{device.node.name}-{device.index}-{secrets.token_hex(3)}"
-    remote = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(worker)
-    options: dict[str, Any] = {"num_cpus": device.cpus, "num_gpus": device.gpus}
+    worker_id = f"{device.node.name}-{device.number}-{secrets.token_hex(3)}"
+    remote: Any = ray.remote(concurrency_groups={"control": 2})(worker)  # type: ignore[call-overload]
+    selector = {"ray.io/node-id": device.node.node_id}
+    options: dict[str, Any] = {"num_cpus": device.cpus, "num_gpus": device.gpus, "label_selector": selector}
+    options |= {"max_restarts": 0, "max_task_retries": 0}
     faults = {name: value for name, value in os.environ.items() if name.startswith("DFBENCH_FAULT")}
     if faults:
         options["runtime_env"] = {"env_vars": faults}
-    selector = {"ray.io/node-id": device.node.node_id}
-    actor = remote.options(**options, label_selector=selector).remote(target, device.node.name, worker_id)
+    actor = remote.options(**options).remote(target, device.node.name, worker_id)
     return Member(device, worker_id, actor, loading=actor.load.remote())
