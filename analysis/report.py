@@ -17,7 +17,7 @@ from dfbench.analysis.checks import Check, checks
 from dfbench.analysis.console import HEADLINE_SQL, by_setup, setup_line
 from dfbench.analysis.report_divergences import Decode, divergences
 from dfbench.analysis.report_figures import Figure, Scene, figures
-from dfbench.analysis.report_markup import Html, el, evidence, join, table
+from dfbench.analysis.report_markup import Html, el, evidence, join, prose, table
 from dfbench.analysis.report_style import STYLE
 from dfbench.errors import RunError
 
@@ -152,7 +152,7 @@ def _foot(meta: dict[str, str]) -> Html:
     known = ((name, meta.get(f"{name}_version")) for name in ("dfbench", "torch", "transformers"))
     made = ", ".join(f"{name} {version}" for name, version in known if version)
     origin = f"Made by dfbench from the run's records{f' ({made})' if made else ''}."
-    return el("footer", el("p", f"{origin} Every figure carries its query; ask others with `dfbench sql`."))
+    return el("footer", el("p", prose(f"{origin} Every figure carries its query; ask others with `dfbench sql`.")))
 
 
 _MARKS = {"ok": ("✓", "ok", "in order"), "finding": ("✗", "finding", "finding"), "note": ("!", "note-line", "note")}
@@ -165,7 +165,9 @@ def _checks(found: Sequence[Check]) -> Html:
     for check in found:
         mark, style, word = _MARKS[check.state]
         sign = el("span", mark, class_="mark", aria_hidden="true")
-        said = join([sign, el("span", f"{word}: ", class_="hidden"), el("strong", f"{check.name}: "), check.text])
+        said = join(
+            [sign, el("span", f"{word}: ", class_="hidden"), el("strong", f"{check.name}: "), prose(check.text)]
+        )
         lines.append(el("li", said, class_=style))
     queries = list(dict.fromkeys(check.sql for check in found))
     return join([el("ul", *lines, class_="checks"), evidence(";\n\n".join(queries) + ";", [])])
@@ -174,13 +176,14 @@ def _checks(found: Sequence[Check]) -> Html:
 def _scene(scene: Scene) -> Html:
     parts: list[str] = [el("p", setup_line(dict(scene.setup)), class_="lead")]
     parts += [report_tables.headline(scene), report_tables.definitions(scene), report_tables.differences(scene)]
+    parts.append(report_tables.prompts_and_bounds(scene))
     return join([*parts, *(_figure(figure) for figure in figures(scene))])
 
 
 def _figure(figure: Figure) -> Html:
     parts: list[str] = [el("h3", figure.title, id=figure.key)]
     if figure.absent:
-        parts.append(el("p", figure.absent, class_="absent"))
+        parts.append(el("p", prose(figure.absent), class_="absent"))
     if figure.charts:
         drawn = el("div", *(charts.inline(chart) for chart in figure.charts), class_="charts")
         parts.append(el("figure", el("p", figure.lead, class_="lead"), drawn, aria_labelledby=figure.key))

@@ -33,13 +33,12 @@ def divergences(con: duckdb.DuckDBPyConnection, decode: Decode | None) -> Html:
     shown = found[:MOST_DIVERGENCES]
     outputs = _outputs(con, shown)
     body = [
-        [row["workload"], row["arm"], row["prompt_id"], str(row["position"]), _CLASSES.get(row["class"], row["class"]),
-         *_contexts(row, outputs, decode), _gap(row, "ar"), _gap(row, "spec"),
-         f"{row['differing_tokens']} of {row['compared_tokens']}"]
+        [_where(row), *_contexts(row, outputs, decode), _CLASSES.get(row["class"], row["class"]), _gap(row, "ar"),
+         _gap(row, "spec"), f"{row['differing_tokens']} of {row['compared_tokens']}"]
         for row in shown
     ]  # fmt: skip
-    heads = ("workload", "arm", "prompt", "position", "class", "AR went on", "the arm went on", "AR's gap",
-             "the arm's gap", "tokens that differ")  # fmt: skip
+    heads = ("arm and prompt", "AR went on", "the arm went on", "class", "AR's gap", "the arm's gap",
+             "tokens that differ")  # fmt: skip
     notes = ["Only the first difference of an output is evidence; what follows depends on it. Gaps are between the two "
              "tokens' logits, in that pass; ulp is the step between neighbouring numbers there.", _MEANING]  # fmt: skip
     if decode is None:
@@ -47,7 +46,7 @@ def divergences(con: duckdb.DuckDBPyConnection, decode: Decode | None) -> Html:
     if len(found) > len(shown):
         notes.append(f"Shown: {len(shown)} of {len(found)}, the gravest first; the query gives all.")
     caption = "First differences from AR's outputs"
-    return join([table(caption, heads, body, left=7, note=" ".join(notes)), evidence(DIVERGENCES, found)])
+    return join([table(caption, heads, body, left=4, note=" ".join(notes)), evidence(DIVERGENCES, found)])
 
 
 _CLASSES = {
@@ -61,6 +60,12 @@ _MEANING = (
     "Class: a tie is exact, in the logits of that pass; ≤ 4 ulp is nearly one; unresolved means that one token is not "
     "among the other pass's top two; a violation is explained by nothing recorded."
 )
+
+
+def _where(row: Row) -> Html:
+    repeat = f", repeat {row['repeat']}" if row["repeat"] else ""
+    place = f"{row['prompt_id']}, position {row['position']}{repeat}"
+    return join([f"{row['arm']} on {row['workload']}", el("span", place, class_="detail")])
 
 
 def _gap(row: Row, side: str) -> Html:

@@ -54,6 +54,14 @@ def el(name: str, /, *children: str, **attributes: str | int | bool | None) -> H
     return Html(start if name in _VOID else f"{start}{join(children)}</{name}>")
 
 
+def prose(content: str) -> Html:
+    """A sentence of ours, with what stands between backticks as code."""
+    parts = content.split("`")
+    if len(parts) % 2 == 0:
+        return text(content)
+    return join(el("code", part) if place % 2 else part for place, part in enumerate(parts))
+
+
 def number(value: float | None, form: str = ".2f") -> str:
     """A figure, or – where there is none."""
     return NONE if value is None else format(value, form)

@@ -31,6 +31,9 @@ tbody tr + tr > * { border-top: 1px solid var(--grid); }
 th.group { padding-top: .9rem; font-weight: 650; }
 th.number, td.number { text-align: right; }
 .interval { display: block; color: var(--muted); font-size: .8rem; white-space: nowrap; }
+code { font-size: .9em; background: var(--soft); padding: 0 .2em; border-radius: .2rem; }
+pre code { font-size: inherit; padding: 0; }
+.detail { display: block; color: var(--muted); font-size: .8rem; }
 .rows { font-size: .8rem; }
 .rows th, .rows td { white-space: nowrap; }
 .checks { list-style: none; padding: 0; max-width: 52rem; }
@@ -53,6 +56,6 @@ pre { background: var(--soft); padding: .7rem .9rem; border-radius: .3rem; overf
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 footer { margin-top: 3rem; color: var(--muted); font-size: .875rem; }
 @media (max-width: 34rem) { body { font-size: 15px; padding-top: 1rem; } table { font-size: .85rem; }
-  th, td { padding-right: .55rem; } }
+  th, td { padding-right: .55rem; } .text { min-width: 8.5rem; } .detail { overflow-wrap: anywhere; } }
 @media print { details { display: none; } .scroll { overflow: visible; } }
 """

@@ -19,6 +19,7 @@ from dfbench.analysis.report_markup import (
     header_row,
     join,
     number,
+    prose,
     scrolling,
     table,
     text,
@@ -39,6 +40,10 @@ left join efficiency using (workload, arm, device, model, revision, dtype, engin
 where arm in (select arm from jobs where drafter <> 'ar')"""
 DIFFERENCES = """select * from differences
 where arm in (select arm from jobs where drafter <> 'ar') and other in (select arm from jobs where drafter <> 'ar')"""
+PROMPT_BOUNDS = """select workload, arm, prompt_id, device, model, revision, dtype, engine, stack, mat, speedup,
+  speedup_bound, over_bound, holds_bound, holds_mat, likely_cause
+from speedup_le_mat_prompts
+where arm in (select arm from jobs where drafter <> 'ar')"""
 GUARD = """select workload, arm, device, controls, control_divergences, scored, outside, witnessed, cleared, replayed,
   replay_differs
 from guard_summary
@@ -51,6 +56,9 @@ ENDINGS = """select workload, arm, device, outputs, capped, loops, repetition, m
 from repetition"""
 WORKERS = "select worker_id, node, device, joined_at, left_at, facts from workers"
 ARMS = "select distinct arm, drafter, cache, params from jobs where not warmup order by drafter <> 'ar', arm"
+
+
+MOST_BREACHES = 10
 
 
 def headline(scene: Scene) -> Html:
@@ -146,12 +154,35 @@ def _verdict(row: Row) -> str:
     return verdict(what, unit, row["difference"], found, row["prompts"])
 
 
+def prompts_and_bounds(scene: Scene) -> Html:
+    """Is the speedup under its bound prompt by prompt, too?"""
+    found = scene.rows(PROMPT_BOUNDS)
+    if not found:
+        return Html("")
+    over = sorted((row for row in found if not row["holds_bound"]), key=lambda row: -row["over_bound"])
+    plain = sum(row["holds_mat"] for row in found)
+    said = (
+        f"Speedup is at most its bound for {len(found) - len(over)} of {len(found)} prompts and arms, at most MAT for "
+        f"{plain}. A prompt alone has no interval, so a small breach may be timing noise."
+    )
+    lines = [
+        f"{row['arm']} on {row['workload']}, {row['prompt_id']}: {row['speedup']:.3f}, {row['over_bound']:.3f} times "
+        f"its bound; {row['likely_cause']}"
+        for row in over[:MOST_BREACHES]
+    ]
+    listed: str = el("ul", *(el("li", line) for line in lines))
+    if lines:
+        listed = el("details", el("summary", f"The largest {len(lines)} of {len(over)} breaches"), listed)
+    return join([el("h3", "The bound, prompt by prompt"), el("p", said), listed if lines else "",
+                 evidence(PROMPT_BOUNDS, found)])  # fmt: skip
+
+
 def guard(con: duckdb.DuckDBPyConnection) -> Html:
     """What the guard's model work found, where it was run."""
     found = rows(con, GUARD)
     if not found:
         none = "The guard has not been run on this run; `dfbench guard` repeats the passes that these outputs rest on."
-        return join([el("p", none, class_="absent"), evidence(GUARD, [])])
+        return join([el("p", prose(none), class_="absent"), evidence(GUARD, [])])
     heads = ("workload", "arm", "AR at the arm's widths that diverged", "outputs beyond the bound",
              "divergences cleared by a witness", "replays that differ")  # fmt: skip
     body = [
@@ -237,7 +268,7 @@ def endings(con: duckdb.DuckDBPyConnection) -> Html:
         "Repetition is the share of an output's 4-grams that it had before; a loop is an output where that is above "
         "one half. Greedy loops are easy to draft and inflate MAT."
     )
-    return join([table("How outputs ended", heads, body, left=2, note=note), evidence(ENDINGS, found)])
+    return join([table("Caps, loops and repetition", heads, body, left=2, note=note), evidence(ENDINGS, found)])
 
 
 def environment(con: duckdb.DuckDBPyConnection) -> Html:

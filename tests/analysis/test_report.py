@@ -14,12 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import ARMS, HOSTILE, Page, diverging_run, hostile_run, timed_run
 from runmaker import Facts, RunMaker
+from typer.testing import CliRunner
 
 from dfbench.analysis import charts, open_run, report
 from dfbench.analysis.charts import Chart
 from dfbench.analysis.report_divergences import in_context
 from dfbench.analysis.report_figures import NO_AR, NOT_TIMED, ONLY_AR, Figure, figures
-from dfbench.analysis.report_markup import Html, el, text
+from dfbench.analysis.report_markup import Html, el, prose, text
+from dfbench.cluster import cli_run
+from dfbench.cluster.cli import app
 from dfbench.errors import RunError
 
 Make = Callable[..., RunMaker]
@@ -225,6 +228,40 @@ def test_arms_go_from_ar_on_in_the_order_of_the_run(make: Make) -> None:
         ledger.execute("insert into meta values ('run', ?)", (json.dumps({"arms": [{"name": arm} for arm in ARMS]}),))
     [scene] = report.scenes(open_run(path))
     assert scene.arms == ARMS
+
+
+def test_breaches_of_the_bound_are_listed_prompt_by_prompt(make: Make, undrawn: None) -> None:
+    """An arm whose passes are timed at half of AR's plain steps: speedup 4 where its passes explain 2."""
+    run = make()
+    for number in range(3):
+        run.job("code", f"p{number}", "ar", range(9), [1] * 8, [1.0] * 8)
+        run.job("code", f"p{number}", "pld", range(9), [2] * 4, [0.5] * 4)
+    told = shown(open_run(run.write()))
+    assert "at most its bound for 0 of 3 prompts" in told and "pld on code, p0: 4.000, 2.000 times its bound" in told
+
+
+def test_code_between_backticks_is_escaped_like_all_else() -> None:
+    assert prose("run `<b>` now") == "run <code>&lt;b&gt;</code> now"
+    assert prose("an odd ` stays") == "an odd ` stays"
+
+
+def test_report_on_the_command_line_writes_files(make: Make, tmp_path: Path) -> None:
+    path = timed_run(make(), workloads=("code",), prompts=1).write()
+    told = CliRunner().invoke(app, ["report", str(path), "--html", str(tmp_path / "r.html"), "--charts", str(tmp_path)])
+    assert told.exit_code == 0, told.output
+    assert f"report written to {tmp_path / 'r.html'}" in told.stdout and "12 files written" in told.stdout
+    assert (tmp_path / "r.html").is_file() and (tmp_path / "phases.png").is_file()
+
+
+def test_demo_leaves_a_report_in_its_run(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], undrawn: None
+) -> None:
+    path = timed_run(make("quick"), workloads=("code",), prompts=1).write()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_run, "submit", lambda *_, **__: None)
+    cli_run.demo()
+    assert (path / "report.html").is_file()
+    assert "report written to runs/quick/report.html" in capsys.readouterr().out
 
 
 def test_a_report_that_cannot_be_written_is_a_usage_error(make: Make, tmp_path: Path, undrawn: None) -> None:
