@@ -21,6 +21,7 @@ from dfbench.errors import EngineError, UsageError
 from dfbench.workers import lean
 from dfbench.workers.engine import TorchTarget
 from dfbench.workers.graphs import Forward, Runner
+from dfbench.workers.memory import STATIC_TOKENS
 from dfbench.workers.spec import TargetSpec
 from dfbench.workers.static_cache import StaticKeyValues, shape_of
 from dfbench.workers.tree import compact, offsets, visibility
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96)
 FIRST_WINDOW = 256
 """The shortest window of a graph; the others are its doublings."""
-FIRST_REQUEST = 900
+FIRST_REQUEST = STATIC_TOKENS - BUCKETS[-1]
 """Tokens of prompt and answer that buffers and graphs are made for before the first request is known."""
 _MOST_SHAPES = 128
 _STEP = 64  # Capacities are multiples of this.

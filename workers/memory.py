@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 RUNTIME_BYTES = 700 * 10**6
 """What the CUDA context, library workspaces and loaded kernels take beside tensors."""
+STATIC_TOKENS = 1024
+"""Length of the first buffers of the engine `compiled`, where nothing else is asked for."""
 _GATED = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3"})
 _LIVE_HIDDEN = 6  # hidden-sized tensors alive at once in a layer: residual, normed, queries, output, and copies
 
@@ -94,22 +96,32 @@ def check_fit(config: Mapping[str, Any], spec: TargetSpec, context: int, device_
 def check_room(config: Mapping[str, Any], spec: TargetSpec, device: torch.device) -> None:
     """Raise ModelError if the model cannot fit the device as it is now: said at once, not after minutes of loading.
 
-    On a GPU a context of one token must fit beside the weights; on the CPU the weights must, since memory is shared
-    there and pages can go. Weights that are packed are smaller than their dtype tells, and are not judged.
+    On a GPU the context that the engine makes room for at the start must fit beside the weights; on the CPU the weights
+    must, since memory is shared there and pages can go. Quantised weights are smaller than their dtype tells, and are
+    not judged.
     """
     if not config or spec.options.get("quantization") or spec.options.get("gguf") == "packed":
         return
     if device.type == "cuda":
         import torch
 
-        check_fit(config, spec, 1, torch.cuda.mem_get_info(device)[0], torch.cuda.get_device_name(device))
+        free, name = torch.cuda.mem_get_info(device)[0], torch.cuda.get_device_name(device)
+        check_fit(config, spec, _at_the_start(config, spec), free, name)
         return
     weights, free = footprint(config, spec).weights, psutil.virtual_memory().available
+    if spec.engine == "compiled" and spec.dtype == "bfloat16":
+        weights *= 2  # oneDNN's own layout of them lies beside the model's.
     if weights > free:
         raise ModelError(
             f"{spec.model} in {spec.dtype} is {_gb(weights)} of weights and this machine has {_gb(free)} of memory "
             "free: close something, or take a smaller model or a narrower dtype."
         )
+
+
+def _at_the_start(config: Mapping[str, Any], spec: TargetSpec) -> int:
+    """Tokens that there must be room for once the model is loaded: `compiled` begins with buffers of a fixed length."""
+    wanted = int(spec.options.get("context", STATIC_TOKENS)) if spec.engine == "compiled" else 1
+    return min(wanted, _Shape.of(config).context_limit)
 
 
 def parameters(config: Mapping[str, Any]) -> int:

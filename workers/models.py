@@ -50,7 +50,8 @@ class ResolvedModel:
 
     `path`: a folder that transformers loads from; `gguf` names the file in it where it is one. `digest`: SHA-256 over
     the weight files as they were given (of the GGUF, not of what was made of it); `revision`: the hub commit, or None.
-    `context_limit`: positions that the config allows. `config`: config.json (of a packed GGUF: empty).
+    `context_limit`: positions that the config allows, or the engine's buffers where they hold fewer. `config`:
+    config.json (of a packed GGUF: empty).
     """
 
     name: str
@@ -71,6 +72,12 @@ class ResolvedModel:
 def resolve(spec: TargetSpec) -> ResolvedModel:
     """Locate the model that a spec names. Raises ModelError, in one sentence, when it cannot be had or is not one."""
     check_options(spec.options, spec.engine)
+    found = _located(spec)
+    context = int(spec.options.get("context", found.context_limit))
+    return dataclasses.replace(found, context_limit=min(context, found.context_limit))
+
+
+def _located(spec: TargetSpec) -> ResolvedModel:
     if spec.dtype not in DTYPES:
         raise ModelError(f"dtype '{spec.dtype}' is not known: write one of {', '.join(DTYPES)}.")
     if spec.model == EMBEDDED_MODEL:

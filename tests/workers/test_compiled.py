@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -378,3 +379,16 @@ def test_evidence_looked_at_ahead_is_the_same(pair: Any) -> None:
     expected = run(slow, Planned(greedy(slow), drafts))
     fast._top_two = TopTwo(fast.device, capacity=2, ahead=True)
     same(run(fast, Planned(greedy(slow), drafts)), expected)
+
+
+def test_a_fixed_context_is_the_limit_that_plans_are_held_to(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    model = str(tmp_path)
+    assert models.resolve(spec(model=model)).context_limit == 2048
+    assert models.resolve(spec(model=model, options={"context": 100})).context_limit == 100
+    assert models.resolve(spec(model=model, options={"context": 10**6})).context_limit == 2048

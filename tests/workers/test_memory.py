@@ -150,3 +150,31 @@ def test_a_gpu_must_hold_more_than_the_weights(monkeypatch: pytest.MonkeyPatch) 
         check_room(QWEN3_8B, BF16, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(23e9), int(24e9)))
     check_room(QWEN3_8B, BF16, torch.device("cuda"))
+
+
+def test_static_buffers_count_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    compiled = replace(BF16, engine="compiled")
+    need = footprint(QWEN3_8B, compiled)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 4090")
+
+    def has(size: int) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (size, size))
+
+    has(need.total(1000))
+    with pytest.raises(ModelError, match=r"at 1024 tokens of context and RTX 4090 .*largest context that fits is 1000"):
+        check_room(QWEN3_8B, compiled, torch.device("cuda"))
+    check_room(QWEN3_8B, replace(compiled, options={"context": 1000}), torch.device("cuda"))
+    check_room(QWEN3_8B, BF16, torch.device("cuda"))
+    has(need.total(40960))
+    check_room(QWEN3_8B, replace(compiled, options={"context": 10**6}), torch.device("cuda"))
+
+
+def test_on_the_cpu_the_second_layout_of_the_weights_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    room = SimpleNamespace(available=footprint(QWEN3_8B, BF16).weights * 3 // 2)
+    monkeypatch.setattr("dfbench.workers.memory.psutil.virtual_memory", lambda: room)
+    here = torch.device("cpu")
+    check_room(QWEN3_8B, BF16, here)
+    with pytest.raises(ModelError, match=r"32\.8 GB of weights"):
+        check_room(QWEN3_8B, replace(BF16, engine="compiled"), here)
