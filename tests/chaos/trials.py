@@ -204,7 +204,7 @@ def head_dies(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
 
 
 def disk_fills(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    """A tmpfs of 2 MB fills up while records are committed; a fault in its place where mounting is not allowed."""
+    """A tmpfs of 6 MB fills up while records are committed; a fault in its place where mounting is not allowed."""
     with _small_disk(folder / "run") as mounted:
         run, notes = plan(folder, 200, 0.0), folder / "notes"
         if not mounted:
@@ -231,7 +231,7 @@ def _small_disk(place: Path) -> Iterator[bool]:
     mounted = (
         os.geteuid() == 0
         and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True
+            ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)], capture_output=True
         ).returncode
     )
     try:
