@@ -218,7 +218,7 @@ def _cut(row: Mapping[str, Any], lo: str, hi: str, low: float, high: float) -> d
 
 
 def _chart(rows: Rows) -> alt.Chart:
-    return alt.Chart(alt.Data(values=[dict(row) for row in rows]))
+    return alt.Chart(alt.Data(values=[dict(row) for row in rows]))  # type: ignore[no-untyped-call]
 
 
 def _finished(name: str, title: str, chart: alt.TopLevelMixin, description: str) -> Chart:

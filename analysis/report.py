@@ -81,8 +81,7 @@ def scenes(con: duckdb.DuckDBPyConnection) -> list[Scene]:
 def _ar_first(con: duckdb.DuckDBPyConnection, arms: tuple[str, ...]) -> tuple[str, ...]:
     baselines = {arm for (arm,) in con.sql("select distinct arm from jobs where drafter = 'ar'").fetchall()}
     asked = [arm["name"] for arm in _run(dict(con.sql(META_SQL).fetchall())).get("arms", [])]
-    planned = [arm for (arm,) in con.sql("select distinct on (arm) arm from ledger_plan").fetchall()]
-    order = [*asked, *planned, *arms]
+    order = [*asked, *sorted(arms)]
     return tuple(sorted(arms, key=lambda arm: (arm not in baselines, order.index(arm))))
 
 

@@ -53,8 +53,8 @@ _CLASSES = {
     "tie_both": "tie in both",
     "tie_ar": "tie in AR's",
     "tie_spec": "tie in the arm's",
-    "ulp1": "≤ 1 ulp",
-    "ulp_k": "≤ 4 ulp",
+    "ulp1": "≤\u00a01\u00a0ulp",
+    "ulp_k": "≤\u00a04\u00a0ulp",
 }
 _MEANING = (
     "Class: a tie is exact, in the logits of that pass; ≤ 4 ulp is nearly one; unresolved means that one token is not "
