@@ -104,8 +104,14 @@ class Runner:
             return
         began = perf_counter()
         for width in sorted(self.frames, reverse=True):
-            if (width, window) not in self._graphs:
-                self._graphs[width, window] = self._capture(width, window)
+            if (width, window) in self._graphs:
+                continue
+            # Recording runs the pass a few times, which must not write over tokens of a request that is under way.
+            past = self.frames[width].past
+            held = past.clone()
+            past.fill_(window - width)
+            self._graphs[width, window] = self._capture(width, window)
+            past.copy_(held)
         self.capture_s += perf_counter() - began
 
     def run(self, width: int, window: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from dfbench.workers import calibrate, compiled, lean, models, provenance
 from dfbench.workers.compiled import CompiledTarget
 from dfbench.workers.engine import TorchTarget
 from dfbench.workers.evidence import TopTwo
-from dfbench.workers.graphs import Frame
+from dfbench.workers.graphs import Frame, Runner
 from dfbench.workers.loop import Trace, decode
 from dfbench.workers.score import score
 from dfbench.workers.spec import TargetSpec
@@ -392,3 +392,46 @@ def test_a_fixed_context_is_the_limit_that_plans_are_held_to(tmp_path: Path) -> 
     assert models.resolve(spec(model=model)).context_limit == 2048
     assert models.resolve(spec(model=model, options={"context": 100})).context_limit == 100
     assert models.resolve(spec(model=model, options={"context": 10**6})).context_limit == 2048
+
+
+class Recorded:
+    """A stand-in for a CUDA graph: the same kernels over the same buffers, its result always in the same place."""
+
+    def __init__(self, runner: Runner, width: int, window: int) -> None:
+        self.compute = lambda: Runner._compute(runner, width, window)
+        self.buffers = runner._kept
+        self.runner = runner
+        self.logits = self.compute()
+
+    def replay(self) -> None:
+        assert self.buffers is self.runner._kept, "a graph over buffers that are gone"
+        self.logits.copy_(self.compute())
+
+
+def test_what_a_graph_replays_is_what_runs_eagerly(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping of graphs, on the CPU: one a width and window, made before a request, made anew after growth."""
+    made: list[tuple[int, int]] = []
+
+    def capture(self: Runner, width: int, window: int) -> tuple[Recorded, torch.Tensor]:
+        made.append((width, window))
+        graph = Recorded(self, width, window)
+        return graph, graph.logits
+
+    monkeypatch.setattr(Runner, "_capture", capture)
+    monkeypatch.setattr(compiled, "FIRST_REQUEST", 20)
+    monkeypatch.setattr(compiled, "FIRST_WINDOW", 16)
+    slow, fast = pair([1, 4, 12])
+    fast._runner.replay = True
+    drafts = [Draft((-1, 3, -1, -1, 2), (-1, -1, 0, 2, 3)), Draft((-1, -1, 4)), Draft(()), Draft((1, 2) * 5)]
+    same(run(fast, Planned(greedy(slow), drafts), 12), run(slow, Planned(greedy(slow), drafts), 12))
+    assert made == [(12, 32), (4, 32), (1, 32)], "the widest first, all before the request"
+    same(run(fast, Planned(greedy(slow), drafts), 60), run(slow, Planned(greedy(slow), drafts), 60))
+    assert made[3:] == [(12, 128), (4, 128), (1, 128)]
+    assert fast.engine_facts()["graphs"] == 3, "those over the buffers before are of no more use"
+    fast.reserve(20)
+    assert fast._window == 32, "a short request after a long one attends to a short window"
+    output = [fast.prefill(PROMPT)]
+    while len(output) < 60:  # Longer than was reserved.
+        output += fast.verify(Draft(())).argmax
+        fast.commit((), output[-1:])
+    assert output == greedy(slow)
