@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -474,6 +475,14 @@ def test_every_check_catches_a_mutant_and_most_are_needed(seen: dict[str, set[st
         pytest.skip("only some mutants were run")
     assert set().union(*seen.values()) >= set(judging.CHECKS)
     assert {next(iter(checks)) for checks in seen.values() if len(checks) == 1} >= SOLE
+
+
+def test_the_docs_list_the_planted_bugs() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
+    for mutant in MUTANTS:
+        seen_by = ", ".join(f"`{check}`" for check in sorted(mutant.by))
+        assert f"| {mutant.name} | {seen_by} |" in text
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == judging.CHECKS.keys() | {"examined"}
 
 
 def settings_of(mutant: Mutant, plain: Any) -> dict[str, Any]:
