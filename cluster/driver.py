@@ -152,6 +152,7 @@ class Driver:
         self._data_version = 0
         self._cancelled = False
         self._connected = False
+        self._files: list[object] | None = None
 
     # --- its life ----------------------------------------------------------------------------------------------
 
@@ -248,7 +249,9 @@ class Driver:
             if room <= 0 or self.queue_is_short():
                 return
             if device.key not in taken and self.health.usable(device.node.node_id, time.monotonic()):
-                member = pool.hire(device, self.ledger.run.target, self._worker)
+                if self._files is None:
+                    self._files = pool.ship(self.ledger.run.arms)
+                member = pool.hire(device, self.ledger.run.target, self._worker, self._files)
                 self.members.append(member)
                 self.events.event("worker hired", worker=member.worker_id, node=member.node)
                 room -= 1

@@ -12,7 +12,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,8 @@ from dfbench.cluster.runspec import ShardRow
 from dfbench.cluster.stack import DEVICE_LABEL
 from dfbench.errors import ClusterError
 from dfbench.workers.actor import Pulse, Ready, Worker
-from dfbench.workers.spec import TargetSpec
+from dfbench.workers.shipped import Shipped, named
+from dfbench.workers.spec import ArmSpec, TargetSpec
 
 BACKPRESSURE = 8
 """Parts that a worker may be ahead of the driver."""
@@ -215,8 +216,13 @@ class Member:
         ray.kill(self.actor, no_restart=True)
 
 
-def hire(device: Device, target: TargetSpec, worker: type[Worker] = Worker) -> Member:
-    """Start a worker on this device and have it load its target.
+def ship(arms: Iterable[ArmSpec]) -> list[Any]:
+    """Put the files that these arms name into Ray's object store, once for all workers."""
+    return [ray.put(Shipped(digest, path.read_bytes())) for digest, path in named(arms)]
+
+
+def hire(device: Device, target: TargetSpec, worker: type[Worker] = Worker, files: Sequence[Any] = ()) -> Member:
+    """Start a worker on this device and have it load its target; `files` are what `ship` gave.
 
     Ray neither restarts it nor repeats its calls: a repeated stream would splice two attempts.
     """
@@ -229,4 +235,4 @@ def hire(device: Device, target: TargetSpec, worker: type[Worker] = Worker) -> M
     if faults:
         options["runtime_env"] = {"env_vars": faults}
     actor = remote.options(**options).remote(target, device.node.name, worker_id)
-    return Member(device, worker_id, actor, loading=actor.load.remote())
+    return Member(device, worker_id, actor, loading=actor.load.remote(*files))

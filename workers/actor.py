@@ -23,11 +23,12 @@ import pyarrow as pa
 from dfbench.drafters import registry
 from dfbench.drafters.base import Drafter, DrafterContext
 from dfbench.errors import Cancelled, DfbenchError
-from dfbench.workers import provenance
+from dfbench.workers import provenance, shipped
 from dfbench.workers.faults import reach
 from dfbench.workers.loop import Trace, decode
 from dfbench.workers.records import JobRows, WorkerFacts, job_row, outcome_row, tables
 from dfbench.workers.redact import redact
+from dfbench.workers.shipped import Shipped
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 from dfbench.workers.target import RecordedTarget, ScriptedTarget, Target, scripted_rule
 
@@ -128,9 +129,10 @@ class Worker:
         self._calibrated = False
         self._context = DrafterContext()
 
-    def load(self) -> Ready:
-        """Load the target; say what it is. Raises what the loader raises."""
+    def load(self, *files: Shipped) -> Ready:
+        """Load the target and keep the drafters' files; say what it is. Raises what the loader raises."""
         reach("worker.load")
+        shipped.keep(files)
         target = load_target(self.spec)
         info = provenance.worker_facts(target) | {"pid": os.getpid(), "node": self.node}
         info["eos_ids"] = sorted(target.eos_ids)
@@ -401,7 +403,7 @@ def drafter_context(target: Target) -> DrafterContext:
         from dfbench.workers.models import tokenizer_hash
 
         digest = tokenizer_hash(tokenizer)
-    return DrafterContext(target.vocab_size, frozenset(target.eos_ids), digest)
+    return DrafterContext(target.vocab_size, frozenset(target.eos_ids), digest, shipped.here())
 
 
 def open_monitor(target: Target) -> Monitor | None:
