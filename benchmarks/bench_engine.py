@@ -1,11 +1,11 @@
 """What the harness costs, and how its engines compare with transformers' `generate` and vLLM, interleaved in one run.
 
-    python benchmarks/bench_engine.py [--rounds 7] [--tokens 48] [--dtype bfloat16] [--curve]
+    python benchmarks/bench_engine.py [--rounds 7] [--tokens 48] [--dtype bfloat16] [--no-curve]
 
 Prints medians over the rounds. The order of the contestants changes every round, so that a busy machine is busy for
 all of them; on one that is too busy the spread says so. Ratios are given in CPU time too, which other processes
 disturb less; it counts all threads, so on an idle machine with OMP_WAIT_POLICY=active spinning is in it.
-`--curve` adds what verification costs in `cached` and in `compiled`: the fairer the baseline, the dearer a draft.
+Then what verification costs in `cached` and in `compiled`: the fairer the baseline, the dearer a draft.
 vLLM takes part where a Python has it (see vllm_decode.py), in a process of its own, so without CPU time.
 """
 
@@ -179,7 +179,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model", default=TargetSpec().model)
-    parser.add_argument("--curve", action="store_true", help="what verification costs, too")
+    parser.add_argument(
+        "--curve", action=argparse.BooleanOptionalAction, default=True, help="what verification costs, too"
+    )
     given = parser.parse_args()
     spec = TargetSpec(model=given.model, dtype=given.dtype)
     target = load_target(spec)

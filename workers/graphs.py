@@ -83,7 +83,7 @@ class Runner:
         self._device = device
         self._kept: StaticKeyValues | None = None
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if replay else None
+        self._pool: tuple[int, int] | None = None
         self._iota = torch.arange(0, device=device)
         self.capture_s = 0.0
 
@@ -125,6 +125,8 @@ class Runner:
         return logits
 
     def _capture(self, width: int, window: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
