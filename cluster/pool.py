@@ -70,7 +70,7 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
         os.environ.setdefault("RAY_worker_niceness", "0")
         cpus = max(os.cpu_count() or 1, workers or 0)
         local: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "_node_name": platform.node() or "localhost"}
-        ray.init(address="local", include_dashboard=False, num_cpus=cpus, **local, **quiet)
+        _init_local({"address": "local", "include_dashboard": False, "num_cpus": cpus, **local, **quiet})
         return
     _require_answer(address)
     authenticate(os.environ.get("RAY_AUTH_MODE") or ("token" if has_token() else "disabled"))
@@ -81,6 +81,23 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
             f"no Ray cluster answers at {address} ({type(error).__name__}): start one with `dfbench up`, "
             "or write --address with that of its head."
         ) from error
+
+
+def _init_local(settings: dict[str, Any]) -> None:
+    """Start Ray here. It gives itself 30 s, which a busy machine can exceed once; the second try finds files cached."""
+    for last in (False, True):
+        try:
+            ray.init(**settings)
+            return
+        except Exception as error:  # Ray raises a bare Exception for a node that did not come up in time.
+            if "timed out" not in str(error):
+                raise
+            ray.shutdown()
+            if last:
+                raise ClusterError(
+                    "Ray did not start on this machine within its time limit, twice: wait until the machine is less busy,"
+                    " then run the same command again."
+                ) from error
 
 
 def _require_answer(address: str) -> None:
