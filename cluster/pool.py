@@ -95,7 +95,7 @@ def _init_local(settings: dict[str, Any]) -> None:
             ray.shutdown()
             if last:
                 raise ClusterError(
-                    "Ray did not start on this machine within its time limit, twice: wait until the machine is less busy,"
+                    "Ray did not start within its time limit, twice: wait until this machine is less busy,"
                     " then run the same command again."
                 ) from error
 
