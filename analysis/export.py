@@ -39,8 +39,9 @@ def export(con: duckdb.DuckDBPyConnection, target: str, form: str = "parquet") -
             return _database(con, files, path)
         files.makedirs(path, exist_ok=True)
         return [(name, _table(con, files, f"{path}/{name}.{form}", name, form)) for name in TABLES]
-    except (OSError, ValueError, ImportError) as error:
-        raise QueryError(f"{target} cannot be written ({error}): write another target.") from error
+    except (OSError, ValueError, ImportError, NotImplementedError) as error:
+        reason = error if str(error) else "it is of a kind that is only read"
+        raise QueryError(f"{target} cannot be written ({reason}): write another target.") from error
 
 
 def _table(con: duckdb.DuckDBPyConnection, files: fsspec.AbstractFileSystem, path: str, name: str, form: str) -> int:

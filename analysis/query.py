@@ -18,6 +18,7 @@ from rich import box
 from rich.table import Table
 
 from dfbench.analysis.catalog import View, views
+from dfbench.analysis.rundir import require_not_own
 from dfbench.errors import QueryError
 
 FORMATS = ("table", "csv", "json", "markdown", "parquet")
@@ -28,14 +29,29 @@ _READING = ("SELECT", "EXPLAIN", "MULTI", "CALL")
 def run_query(con: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
     """The answer to one query. Raises QueryError, in a sentence, for what does not parse, exist or may not be done."""
     try:
+        query.encode()  # DuckDB takes what is not UTF-8 for a mistake in the call.
         statements = con.extract_statements(query)
         if len(statements) != 1:
             raise QueryError('write one query, such as "from cells".')
         if statements[0].type.name not in _READING:
             raise QueryError("dfbench sql only reads: write a select; --format and --out write its answer to a file.")
-        return con.sql(query).to_arrow_table()
+        return _distinct(con.sql(query).to_arrow_table())
+    except UnicodeError as error:
+        raise QueryError("the query is not UTF-8 text: write it in UTF-8.") from error
     except duckdb.Error as error:
         raise QueryError(explain(str(error))) from error
+
+
+def _distinct(table: pa.Table) -> pa.Table:
+    """The same columns, each under a name of its own: a join may give two the same, and rows would keep but one."""
+    names: list[str] = []
+    for name in table.column_names:
+        fresh, number = name, 0
+        while fresh in names:
+            number += 1
+            fresh = f"{name}_{number}"
+        names.append(fresh)
+    return table.rename_columns(names)
 
 
 def explain(message: str) -> str:
@@ -81,6 +97,7 @@ def text(table: pa.Table, form: str) -> str:
 
 def save(table: pa.Table, form: str, path: Path) -> None:
     """Write a table to a file in any format but `table`. Raises QueryError when the file cannot be written."""
+    require_not_own(path)
     try:
         if form == "parquet":
             pq.write_table(table, path, compression="zstd")

@@ -19,6 +19,7 @@ from dfbench.analysis.report_divergences import Decode, divergences
 from dfbench.analysis.report_figures import Figure, Scene, figures
 from dfbench.analysis.report_markup import Html, el, evidence, join, prose, table
 from dfbench.analysis.report_style import STYLE
+from dfbench.analysis.rundir import require_not_own
 from dfbench.errors import RunError
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -47,6 +48,7 @@ def write(
 
     Raises RunError when the file cannot be written.
     """
+    require_not_own(file)
     content = page(con, decode=decode, notes=notes)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,8 @@ from dfbench.errors import RunError
 RUNS = Path("runs")
 LEDGER_FILE = "ledger.db"
 PROMPTS_FILE = "prompts.parquet"
+_FOLDERS = ("records", "log")
+_FILES = (LEDGER_FILE, PROMPTS_FILE, "sweep.yaml", "driver.lock", "run.sql")
 
 
 class Problem(NamedTuple):
@@ -66,6 +68,16 @@ def find_run(path: str | Path | None = None, runs: Path = RUNS) -> Path:
     if not found:
         raise RunError(f"there is no run under '{runs}/': name a run directory, or make one with `dfbench submit`.")
     return max(found, key=lambda run: (run / LEDGER_FILE).stat().st_mtime)
+
+
+def require_not_own(file: Path) -> None:
+    """Raise RunError where writing `file` would replace a part of a run: its ledger, records, prompts or logs."""
+    place = file.expanduser().absolute()
+    for folder in place.parents:
+        if (folder / LEDGER_FILE).is_file():
+            part = place.relative_to(folder).parts
+            if part[0] in _FOLDERS or (len(part) == 1 and part[0].startswith(_FILES)):
+                raise RunError(f"'{file}' is a part of the run in '{folder}': write another file.")
 
 
 def connect_ledger(run: Path) -> sqlite3.Connection:

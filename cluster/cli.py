@@ -6,6 +6,8 @@ Each `cli_*.py` beside this file adds its commands to the one app; heavy imports
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import sys
@@ -15,6 +17,11 @@ import typer
 from dfbench import __version__
 from dfbench.cluster import cli_analysis, cli_guard, cli_nodes, cli_replay, cli_run, cli_tools
 from dfbench.errors import DfbenchError, UsageError
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, by the custom of shells: 128 and the number of the signal."""
 
 app = typer.Typer(
     name="dfbench",
@@ -45,6 +52,11 @@ for commands in (cli_run, cli_analysis, cli_guard, cli_replay, cli_nodes, cli_to
 def main() -> None:
     """Entry point of the console script."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character gets its number in place of an error.
+            stream.reconfigure(errors="backslashreplace")
+    out = sys.stdout
     try:
         app()
     except UsageError as error:
@@ -53,12 +65,33 @@ def main() -> None:
     except DfbenchError as error:
         typer.echo(f"dfbench: {error}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("dfbench: interrupted; run the same command again to go on where it stopped.", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except SystemExit as ended:
+        # Typer makes exit statuses of both: Ctrl-C is its 130, a reader that went away leaves another stdout behind.
+        if ended.code == INTERRUPTED:
+            typer.echo("dfbench: interrupted; run the same command again to go on where it stopped.", err=True)
+        elif sys.stdout is not out:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+            sys.exit(0)
+        raise
+    except UnicodeError as error:
+        logger.debug("not text", exc_info=True)
+        typer.echo(f"dfbench: what was given is not UTF-8 text: {error}.", err=True)
+        sys.exit(2)
+    except OSError as error:
+        logger.debug("the system refused", exc_info=True)
+        sys.exit(_refused(error))
+
+
+def _refused(error: OSError) -> int:
+    """Say in one sentence what the system would not do; the exit status. `--verbose` shows where it happened."""
+    if error.errno == errno.ENAMETOOLONG:
+        typer.echo(
+            "dfbench: a path that was given is longer than the file system allows: write a shorter one.", err=True
+        )
+        return 2
+    what = f"'{error.filename}': " if error.filename else ""
+    typer.echo(f"dfbench: the system refused: {what}{error.strerror or error}.", err=True)
+    return 2 if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else 1
 
 
 if __name__ == "__main__":

@@ -279,14 +279,17 @@ class Ledger:
         path = run_dir / LEDGER_FILE
         if not path.is_file():
             raise RunError(f"{run_dir} holds no run: name a directory that `dfbench submit` made.")
-        if readonly:
-            db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=30)
-        else:
-            db = sqlite3.connect(path, isolation_level=None, timeout=30)
-            db.execute("pragma journal_mode=wal")
-            db.execute("pragma synchronous=full")
-        ledger = cls(run_dir, db)
-        found = int(ledger.meta("ledger_version"))
+        try:
+            ledger = cls(run_dir, _connect(path, readonly))
+            found = int(ledger.meta("ledger_version"))
+        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+            held = getattr(error, "sqlite_errorcode", 0) & 0xFF in _OUT_OF_REACH
+            hint = (
+                "its folder must be writable, and no other program may hold it"
+                if held
+                else "submit the sweep again to a new directory"
+            )
+            raise RunError(f"the ledger of '{run_dir}' cannot be used ({error}): {hint}.") from error
         if found > LEDGER_VERSION:
             ledger.close()
             raise RunError(f"{run_dir} was written by a newer dfbench (ledger {found}): update dfbench to open it.")
@@ -625,6 +628,23 @@ def sync_folder(folder: Path) -> None:
 def _counted(jobs: dict[str, int], shards: dict[str, int]) -> Counts:
     pending, done, failed, cancelled = (jobs.get(state, 0) for state in ("pending", "done", "failed", "cancelled"))
     return Counts(pending, done, failed, cancelled, shards)
+
+
+_OUT_OF_REACH = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
+
+
+def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
+    if readonly:
+        return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=30)
+    db = sqlite3.connect(path, isolation_level=None, timeout=30)
+    try:
+        db.execute("select 1 from meta")  # Before anything is written: what is no ledger stays as it is.
+        db.execute("pragma journal_mode=wal")
+        db.execute("pragma synchronous=full")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
 
 
 def _insert_meta(db: sqlite3.Connection, run: RunSpec, meta: dict[str, str]) -> None:

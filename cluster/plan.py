@@ -257,11 +257,20 @@ def plan(sweep: Sweep) -> Plan:
     return _checked(Plan(renderer.sweep, groups, renderer.eos_ids), renderer.context())
 
 
+MOST_JOBS = 20_000_000
+"""A ledger of more is gigabytes, and a sweep that asks for them has a typing error."""
+
+
 def _checked(made: Plan, context: DrafterContext | None = None) -> Plan:
     """Raise UsageError for arms that cannot work: files that do not suit, later turns without AR's earlier answers."""
     for arm in made.sweep.arms:
         if file_options(arm.drafter):
             registry.create(arm.drafter, arm.options, context)
+    if made.job_count > MOST_JOBS:
+        raise SweepError(
+            f"the sweep has {made.job_count} jobs, more than the {MOST_JOBS} that one run holds: lower `repeats` or "
+            "`prompts`, or split it."
+        )
     has_ar = any(arm.drafter == "ar" for arm in made.sweep.arms)
     for group in made.groups:
         if not has_ar and group.prompts.turns() > len(group.prompts):

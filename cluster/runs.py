@@ -45,6 +45,9 @@ def place(plan: Plan, run: Path | None = None, *, new: bool = False, runs: Path 
 
 def _named(plan: Plan, run: Path, new: bool) -> Place:
     ledger.require_usable(run)
+    outer = next((folder for folder in run.resolve().parents if ledger.exists(folder)), None)
+    if outer is not None:
+        raise RunError(f"{run} is inside the run {outer}: name a directory outside of it with --run.")
     if ledger.exists(run):
         if new:
             raise RunError(f"{run} already holds a run: with --new, name another --run or leave it out.")

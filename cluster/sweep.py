@@ -29,7 +29,7 @@ DType = Literal["bfloat16", "float16", "float32", "float64"]
 class Section(BaseModel):
     """Base of every part of a sweep: no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Model(Section):
@@ -102,8 +102,8 @@ class Scripted(Section):
     period: Count = 17
     eos_at: Annotated[int, Field(ge=0)] = 0
     step_ms: Annotated[float, Field(ge=0)] = 0.0
-    prompts: Count = 16
-    prompt_tokens: Count = 16
+    prompts: Annotated[int, Field(ge=1, le=1_000_000)] = 16
+    prompt_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 16
 
 
 class Recorded(Section):

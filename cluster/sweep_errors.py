@@ -54,6 +54,8 @@ def _what(detail: ErrorDetails) -> str:
         what = f"must be at least {context['ge']}"
     elif kind == "greater_than":
         what = f"must be more than {context['gt']}"
+    elif kind == "less_than_equal":
+        what = f"must be at most {context['le']}"
     elif kind == "literal_error":
         what = f"must be one of {context['expected']}"
     elif kind == "value_error":

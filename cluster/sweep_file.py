@@ -52,6 +52,8 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
         where = f" at line {mark.line + 1}" if mark is not None else ""
         what = getattr(error, "problem", None) or "it cannot be parsed"
         raise SweepError(f"{source} is not YAML{where}: {what}.") from error
+    except RecursionError as error:
+        raise SweepError(f"{source} is nested too deeply: write a mapping of plain settings.") from error
     if data is None:
         raise SweepError(f"{source} is empty: write at least `name`, `workloads` and `arms`.")
     if not isinstance(data, dict):

@@ -55,6 +55,10 @@ SWEEPS = [
     (GOOD.replace("pld", "{name: pld, draftlen: 3}"), "unknown option 'draftlen': did you mean 'draft_len'?"),
     (GOOD.replace("pld", "{name: pld, draft_len: ten}"), "option 'draft_len'"),
     (GOOD.replace("target: scripted, ", "").replace("name: w,", "name: cde,"), "unknown workload 'cde'"),
+    ("[" * 5000, "is nested too deeply"),
+    (GOOD.replace("{name: s,", "{name: s, scripted: {step_ms: .inf},"), "`scripted.step_ms` must be a finite number"),
+    (GOOD.replace("{name: s,", "{name: s, scripted: {prompt_tokens: 2000000},"), "must be at most 1000000"),
+    (GOOD.replace("{name: s,", "{name: s, repeats: 100000000,"), "jobs, more than the"),
     (GOOD.replace("name: s,", "name: ../../etc,"), "`name` must be a name of letters"),
 ]
 
@@ -175,6 +179,61 @@ def test_commands_on_a_run_that_is_not_there(dfbench: Run, desk: Path) -> None:
         assert "there is no run at 'nowhere'" in refused(dfbench, desk, command, "nowhere")
     (desk / "folder").mkdir()
     assert "is not a run" in refused(dfbench, desk, "status", "folder")
+
+
+def planned(desk: Path) -> Path:
+    """A run that is planned and not begun, in the folder `r`."""
+    from dfbench.cluster import plan, runs, sweep_file
+
+    (desk / "s.yaml").write_text(GOOD)
+    runs.create(desk / "r", plan.plan(sweep_file.load("s.yaml")))
+    return desk / "r"
+
+
+@pytest.mark.parametrize("content", [b"<html>", bytes(range(256)) * 40, b""], ids=["text", "binary", "empty"])
+def test_a_ledger_that_is_none(dfbench: Run, desk: Path, content: bytes) -> None:
+    (planned(desk) / "ledger.db").write_bytes(content)
+    for command in ("status", "retry", "cancel", "report", "verify", "submit"):
+        assert "the ledger of 'r'" in refused(dfbench, desk, command, "r")
+
+
+def test_a_run_inside_a_run(dfbench: Run, desk: Path) -> None:
+    planned(desk)
+    for inside in ("r/inner", "r/records/deep/er"):
+        assert "is inside the run" in refused(dfbench, desk, "submit", "s.yaml", "--run", inside)
+
+
+def test_a_run_is_not_overwritten_by_what_is_made_of_it(dfbench: Run, desk: Path) -> None:
+    planned(desk)
+    for own in ("r/ledger.db", "r/sweep.yaml", "r/prompts.parquet", "r/records/0/x.parquet"):
+        assert "is a part of the run" in refused(dfbench, desk, "report", "r", "--html", own)
+        result = dfbench("sql", "r", "select 1", "--format", "csv", "--out", own)
+        assert result.code == 2 and "is a part of the run" in result.err
+    assert dfbench("report", "r", "--html", "r/report.html").code == 0
+
+
+def test_paths_that_are_too_long(dfbench: Run, desk: Path) -> None:
+    for arguments in (("status", "x" * 5000), ("submit", "x" * 5000), ("report", "x" * 300)):
+        assert "write a shorter one" in refused(dfbench, desk, *arguments)
+
+
+def test_a_target_of_export_that_cannot_be_written(dfbench: Run, desk: Path) -> None:
+    planned(desk)
+    result = dfbench("export", "http://127.0.0.1:9/x", "--run", "r")
+    assert result.code == 2 and "cannot be written" in result.err
+
+
+def test_columns_of_one_name_all_appear(dfbench: Run, desk: Path) -> None:
+    planned(desk)
+    for form, shown in (("csv", "a,a_1,a_2\n1,2,3\n"), ("json", '"a_2": 3'), ("table", "a_1")):
+        result = dfbench("sql", "r", "select * from (select 1 a), (select 2 a), (select 3 a)", "--format", form)
+        assert result.code == 0 and shown in result.out
+
+
+def test_a_query_that_is_not_text(dfbench: Run, desk: Path) -> None:
+    planned(desk)
+    result = dfbench("sql", "r", "select '\udcff'")
+    assert result.code == 2 and "is not UTF-8 text" in result.err
 
 
 def test_retry_of_what_does_not_exist(dfbench: Run, desk: Path) -> None:
