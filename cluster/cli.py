@@ -73,6 +73,11 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
             sys.exit(0)
         raise
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        typer.echo("dfbench: a path begins with '~' and there is no such home folder: write it in full.", err=True)
+        sys.exit(2)
     except UnicodeError as error:
         logger.debug("not text", exc_info=True)
         typer.echo(f"dfbench: what was given is not UTF-8 text: {error}.", err=True)
@@ -80,6 +85,10 @@ def main() -> None:
     except OSError as error:
         logger.debug("the system refused", exc_info=True)
         sys.exit(_refused(error))
+
+
+_WRONG_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR)
+"""What only another path would mend: the request was wrong."""
 
 
 def _refused(error: OSError) -> int:
@@ -91,7 +100,7 @@ def _refused(error: OSError) -> int:
         return 2
     what = f"'{error.filename}': " if error.filename else ""
     typer.echo(f"dfbench: the system refused: {what}{error.strerror or error}.", err=True)
-    return 2 if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else 1
+    return 2 if error.errno in _WRONG_PLACE else 1
 
 
 if __name__ == "__main__":

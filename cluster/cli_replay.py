@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dfbench.errors import UsageError
+from dfbench.errors import UsageError, WorkloadError
 
 if TYPE_CHECKING:
     from dfbench.cluster.replay import Source
@@ -253,8 +253,10 @@ def record(
     ] = False,
 ) -> None:
     """Ask a served model every prompt of a workload, greedily, and keep the answers as a log for replay."""
+    from pydantic import ValidationError
+
     from dfbench.cluster import endpoint as endpoints
-    from dfbench.cluster import workloads
+    from dfbench.cluster import sweep_errors, workloads
     from dfbench.cluster.sweep import Workload
 
     server = endpoints.Endpoint(endpoint, model, endpoints.key_from(key_env))
@@ -263,7 +265,11 @@ def record(
     failures: list[str] = []
     for entry in workload:
         name, _, file = entry.partition("=")
-        rows = endpoints.rows_of(workloads.load(Workload(name=name, file=file or None)), prompts)
+        try:
+            asked = Workload(name=name, file=file or None)
+        except ValidationError as error:
+            raise WorkloadError(f"--workload '{entry}': {sweep_errors.sentence(Workload, error)}") from error
+        rows = endpoints.rows_of(workloads.load(asked), prompts)
         done = endpoints.record(rows, name, server, out, options)
         typer.echo(f"{name}: {done.answers} answers recorded, {done.skipped} prompts were there already → {out}")
         failures += [f"{name} {failure}" for failure in done.failures]

@@ -43,9 +43,14 @@ class Endpoint:
     pause_s: float = 1.0
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.url)
+        wrong = "--endpoint must be the server's base URL, such as http://localhost:8000/v1."
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            _ = parts.port  # Looked at here: a port beyond 65535 would be taken for another one.
+        except ValueError as error:
+            raise UsageError(wrong) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError("--endpoint must be the server's base URL, such as http://localhost:8000/v1.")
+            raise UsageError(wrong)
         if parts.username or parts.password or parts.query or parts.fragment:
             raise UsageError("--endpoint must hold no user name, password or query: put the key into the environment.")
 

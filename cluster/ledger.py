@@ -573,7 +573,8 @@ class Ledger:
         with self.transaction() as db:
             count = db.execute("update jobs set state = 'cancelled' where state = 'pending'").rowcount
             db.execute("update shards set state = 'cancelled' where state in ('pending', 'running')")
-            db.execute("insert or replace into meta values ('state', 'cancelled')")
+            if count:  # A run with nothing left is over already, and stays so.
+                db.execute("insert or replace into meta values ('state', 'cancelled')")
         return int(count)
 
     def resume(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,6 +230,56 @@ def test_columns_of_one_name_all_appear(dfbench: Run, desk: Path) -> None:
     for form, shown in (("csv", "a,a_1,a_2\n1,2,3\n"), ("json", '"a_2": 3'), ("table", "a_1")):
         result = dfbench("sql", "r", "select * from (select 1 a), (select 2 a), (select 3 a)", "--format", form)
         assert result.code == 0 and shown in result.out
+
+
+def test_a_home_folder_that_is_not_there(dfbench: Run, desk: Path) -> None:
+    assert "no such home folder" in refused(dfbench, desk, "submit", "~no-such-user/s.yaml")
+
+
+def test_ctrl_c_says_how_to_go_on(dfbench: Run, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dfbench.cluster import plan
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    (desk / "s.yaml").write_text(GOOD)
+    monkeypatch.setattr(plan, "plan", interrupted)
+    result = dfbench("submit", "s.yaml")
+    assert result.code == 130 and "run the same command again" in result.err
+
+
+def test_a_reader_that_goes_away_is_no_failure(desk: Path) -> None:
+    planned(desk)
+    command = "from dfbench.cluster.cli import main; main()"
+    query = "select * from range(300000)"
+    arguments = [sys.executable, "-c", command, "sql", "r", query, "--format", "csv"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 0 and "Traceback" not in said and "Broken" not in said
+
+
+def test_names_and_addresses_of_record(dfbench: Run, desk: Path) -> None:
+    for address, workload, message in [
+        ("http://127.0.0.1:9", "a/../b=r.jsonl", "`name` must be a name of letters"),
+        ("http://127.0.0.1:9", "", "`name` must be a name of letters"),
+        ("http://[::1", "chat", "must be the server's base URL"),
+        ("http://127.0.0.1:99999", "chat", "must be the server's base URL"),
+    ]:
+        arguments = ("record", "--endpoint", address, "--workload", workload, "--out", "o.jsonl")
+        assert message in refused(dfbench, desk, *arguments)
+
+
+def test_cancelling_what_is_over_changes_nothing(dfbench: Run, desk: Path) -> None:
+    from dfbench.cluster.ledger import Ledger
+
+    with Ledger.open(planned(desk)) as ledger, ledger.transaction() as db:
+        db.execute("update jobs set state = 'done'")
+        db.execute("update shards set state = 'done'")
+        db.execute("insert or replace into meta values ('state', 'done')")
+    assert dfbench("cancel", "r").code == 0
+    assert "done, 4 of 4 jobs done" in dfbench("status", "r").out
 
 
 def test_a_query_that_is_not_text(dfbench: Run, desk: Path) -> None:
