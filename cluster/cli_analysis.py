@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dfbench.errors import QueryError, unknown
+from dfbench.errors import QueryError, RunError, unknown
 
 if TYPE_CHECKING:
     import duckdb
@@ -161,6 +161,9 @@ def compact(run: RunArgument = None) -> None:
 
     path = find_run(run)
     with driver_lock(path), Ledger.open(path) as ledger:
+        broken = [f"{file.name} ({reason})" for file in ledger.files() if (reason := upkeep.damage(path, file))]
+        if broken:
+            raise RunError(f"{path} holds damaged files, {', '.join(broken)}: submit it again, which runs them anew.")
         before = ledger.file_count()
         merged = upkeep.compact(ledger, at_least=2)
         after = ledger.file_count()

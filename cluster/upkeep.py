@@ -195,7 +195,7 @@ def _portions(ledger: Ledger, rows: int = 2_000_000) -> Iterator[dict[str, pa.Ta
     names = sorted(set(_column(ledger, files["jobs"], "job_id")))
     count = max(1, min(-(-largest // rows), len(names)))
     size = -(-len(names) // count) if names else 1
-    bounds = [names[start] for start in range(0, len(names), size)]
+    bounds = [names[start] for start in range(0, len(names), size)] or [""]
     for low, high in zip(bounds, [*bounds[1:], None], strict=True):
         condition = pc.field("job_id") >= low
         if high is not None:

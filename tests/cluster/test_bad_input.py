@@ -282,6 +282,18 @@ def test_cancelling_what_is_over_changes_nothing(dfbench: Run, desk: Path) -> No
     assert "done, 4 of 4 jobs done" in dfbench("status", "r").out
 
 
+def test_upkeep_of_a_run_without_whole_records(dfbench: Run, desk: Path) -> None:
+    from dfbench.cluster.ledger import Ledger
+
+    run = planned(desk)
+    assert dfbench("verify", "r").code == 0
+    with Ledger.open(run) as ledger, ledger.transaction() as db:
+        db.execute("insert into files values ('records/0/jobs-000001.parquet', 'jobs', 0, 1, 9, 'x', 1)")
+    assert dfbench("verify", "r").code == 1
+    result = dfbench("compact", "r")
+    assert result.code == 2 and "jobs-000001.parquet (missing)" in result.err
+
+
 def test_a_query_that_is_not_text(dfbench: Run, desk: Path) -> None:
     planned(desk)
     result = dfbench("sql", "r", "select '\udcff'")
