@@ -64,6 +64,7 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "dfbench"}
+    quiet["job_config"] = _job_config()
     if address == "local":
         authenticate("token", os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32))
         # Ray starts workers at a lower priority than everything else; what is measured should not wait behind it.
@@ -81,6 +82,21 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
             f"no Ray cluster answers at {address} ({type(error).__name__}): start one with `dfbench up`, "
             "or write --address with that of its head."
         ) from error
+
+
+class _PathsOfOurs(list[str]):
+    """What Ray tells workers to import from, without the current folder: a folder in it that is named like one of our
+    packages would be imported in place of it."""
+
+    def extend(self, paths: Iterable[str]) -> None:
+        here = str(Path.cwd())
+        super().extend(path for path in paths if path != here)
+
+
+def _job_config() -> ray.job_config.JobConfig:
+    config = ray.job_config.JobConfig()
+    config._py_driver_sys_path = _PathsOfOurs()
+    return config
 
 
 def _init_local(settings: dict[str, Any]) -> None:
