@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dfbench.drafters import registry
-from dfbench.errors import DfbenchError
+from dfbench.errors import DfbenchError, OptionError
 from dfbench.workers.model_cache import cache_root
 from dfbench.workers.spec import ArmSpec
 
@@ -28,7 +28,11 @@ def named(arms: Iterable[ArmSpec]) -> Iterator[tuple[str, Path]]:
     """SHA-256 and path of every file that these arms' options name and that lies on this machine, each once."""
     seen: set[str] = set()
     for arm in arms:
-        for option, digest_option in registry.find(arm.drafter).file_options.items():
+        try:
+            options = registry.find(arm.drafter).file_options
+        except OptionError:
+            continue  # A drafter that cannot be had fails its own jobs, not the sweep.
+        for option, digest_option in options.items():
             path, digest = arm.params.get(option), arm.params.get(digest_option)
             if path and digest and digest not in seen and Path(path).expanduser().is_file():
                 seen.add(digest)

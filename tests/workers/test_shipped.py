@@ -30,7 +30,8 @@ def test_what_arms_name_is_found_once(tmp_path: Path) -> None:
     options = {"frozen": str(table), "frozen_sha256": digest(b"t")}
     arms = [ArmSpec("a", "cacheback", options), ArmSpec("b", "cacheback", options), ArmSpec("ar", "ar")]
     gone = ArmSpec("c", "cacheback", {"frozen": str(tmp_path / "gone"), "frozen_sha256": "0" * 64})
-    assert list(shipped.named([*arms, gone])) == [(digest(b"t"), table)]
+    unknown = ArmSpec("d", "no-such-drafter")
+    assert list(shipped.named([*arms, gone, unknown])) == [(digest(b"t"), table)]
 
 
 def test_drafters_find_by_content_what_the_machine_was_sent() -> None:
