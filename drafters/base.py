@@ -14,6 +14,7 @@ The loop keeps the clock and cuts a draft to the depth that may still be emitted
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from dfbench.errors import DraftError, WorkloadError
+from dfbench.errors import DraftError, OptionError, WorkloadError
 
 
 class Draft(NamedTuple):
@@ -117,6 +118,22 @@ class DrafterContext:
     eos_ids: frozenset[int] = frozenset()
     tokenizer_hash: str | None = None
     files: dict[str, Path] = field(default_factory=dict)
+
+    def read(self, what: str, option: str, path: str | None, sha256: str | None) -> tuple[Path, bytes]:
+        """Where the file of a drafter's `option` lies, by content where this machine was sent it, else by path, and its
+        bytes. Raises OptionError for one that is missing, unreadable or not the one meant; `what` names its kind."""
+        place = self.files.get(sha256) if sha256 else None
+        if place is None:
+            if path is None:
+                raise OptionError(f"no {what} with SHA-256 {sha256} is on this machine: write its path as `{option}`.")
+            place = Path(path)
+        try:
+            data = place.read_bytes()
+        except OSError as error:
+            raise OptionError(f"the {what} {place} cannot be read: {error.strerror}.") from error
+        if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+            raise OptionError(f"the {what} {place} does not have the SHA-256 {sha256}: correct `{option}_sha256`.")
+        return place, data
 
 
 def check_prompt(prompt: Sequence[int], context: DrafterContext) -> None:

@@ -68,17 +68,7 @@ def load(path: str | None, sha256: str | None, context: DrafterContext) -> Bigra
     """
     if path is None and sha256 is None:
         return None
-    place = context.files.get(sha256) if sha256 else None
-    if place is None:
-        if path is None:
-            raise OptionError(f"no 2-gram table with SHA-256 {sha256} is on this machine: write its path as `static`.")
-        place = Path(path)
-    try:
-        data = place.read_bytes()
-    except OSError as error:
-        raise OptionError(f"the 2-gram table {place} cannot be read: {error.strerror}.") from error
-    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise OptionError(f"the 2-gram table {place} does not have the SHA-256 {sha256}: correct `static_sha256`.")
+    place, data = context.read("2-gram table", "static", path, sha256)
     table = _parse(data, place)
     if context.tokenizer_hash is not None and table.tokenizer_hash != context.tokenizer_hash:
         raise OptionError(f"the 2-gram table {place} was built with another tokenizer: build one for this model.")

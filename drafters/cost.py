@@ -62,17 +62,7 @@ def load(path: str | None, sha256: str | None, context: DrafterContext) -> CostC
     """
     if path is None and sha256 is None:
         return None
-    place = context.files.get(sha256) if sha256 else None
-    if place is None:
-        if path is None:
-            raise OptionError(f"no cost curve with SHA-256 {sha256} is on this machine: write its path as `cost_file`.")
-        place = Path(path)
-    try:
-        data = place.read_bytes()
-    except OSError as error:
-        raise OptionError(f"the cost curve {place} cannot be read: {error.strerror}.") from error
-    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise OptionError(f"the cost curve {place} does not have the SHA-256 {sha256}: correct `cost_file_sha256`.")
+    place, data = context.read("cost curve", "cost_file", path, sha256)
     try:
         curve = json.loads(data)
         return CostCurve.of(zip(curve["queries"], curve["relative"], strict=True))
