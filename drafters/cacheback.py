@@ -12,8 +12,8 @@ options alone; a smaller budget only cuts it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -47,11 +47,21 @@ class CachebackOptions(Options):
     frozen_sha256: str | None = Field(None, description="SHA-256 of that file, by which a worker finds it")
 
 
+class Entry:
+    """One leader of the dynamic table: its followers, most recent last, and when it was last read or written."""
+
+    __slots__ = ("followers", "used")
+
+    def __init__(self, follower: Gram, used: int) -> None:
+        self.followers: dict[Gram, None] = {follower: None}
+        self.used = used
+
+
 class Planned(NamedTuple):
     """The whole draft of the present state and the leaders that were found on the way, in order of reading."""
 
     draft: Draft
-    touched: Sequence[Leader]
+    touched: Sequence[Entry]
 
 
 class Cacheback(Drafter):
@@ -75,7 +85,9 @@ class Cacheback(Drafter):
 
     def reset(self) -> None:
         """Empty the dynamic table; the frozen one stays."""
-        self._table: OrderedDict[Leader, dict[Gram, None]] = OrderedDict()
+        self._table: dict[Leader, Entry] = {}
+        self._clock = 0
+        self._oldest: list[tuple[int, Leader]] | None = None
         self._seq: list[int] = []
         self._planned: Planned | None = None
         self._emitted = 0
@@ -91,9 +103,9 @@ class Cacheback(Drafter):
     def observe(self, emitted: Sequence[int], verified: Verified | None = None) -> None:
         """Apply the touches of the draft that was just judged, then learn one window an emitted token."""
         if self._emitted:  # no draft precedes the token that prefill gave
-            move = self._table.move_to_end
-            for leader in (self._planned or self._plan()).touched:
-                move(leader)
+            for entry in (self._planned or self._plan()).touched:
+                self._clock += 1
+                entry.used = self._clock
         self._planned = None
         self._emitted = len(emitted)
         known = len(self._seq)
@@ -109,17 +121,41 @@ class Cacheback(Drafter):
             middle = begin + length
             leader: Leader = seq[begin] if length == 1 else tuple(seq[begin:middle])
             follower = tuple(seq[middle : begin + width])
-            followers = table.get(leader)
-            if followers is None:
-                table[leader] = {follower: None}
+            self._clock += 1
+            entry = table.get(leader)
+            if entry is None:
+                table[leader] = Entry(follower, self._clock)
                 if len(table) > most_leaders:
-                    table.popitem(last=False)
+                    self._evict()
                 continue
-            table.move_to_end(leader)
+            entry.used = self._clock
+            followers = entry.followers
             followers.pop(follower, None)
             followers[follower] = None
             if len(followers) > most_followers:
                 del followers[next(iter(followers))]
+
+    def _evict(self) -> None:
+        """Forget the leader that was used least recently.
+
+        A linked list in order of use costs a touch of three distant leaders at every read. Most tables never fill, so
+        the order is only looked for here: in a heap by the time of use as it was when last looked at, which can only
+        have grown since.
+        """
+        if self._oldest is None:
+            self._oldest = [(entry.used, leader) for leader, entry in self._table.items()]
+            heapify(self._oldest)
+        else:  # the newest of all, so the end of a heap is its place
+            newest = next(reversed(self._table))
+            self._oldest.append((self._table[newest].used, newest))
+        while True:
+            used, leader = self._oldest[0]
+            now = self._table[leader].used
+            if now == used:
+                heappop(self._oldest)
+                del self._table[leader]
+                return
+            heapreplace(self._oldest, (now, leader))
 
     def propose(self, budget: int) -> Draft:
         """The draft of the present state, cut to its first `budget` nodes."""
@@ -137,27 +173,27 @@ class Cacheback(Drafter):
         seq, length = self._seq, self.options.leader
         return seq[-1] if length == 1 and seq else tuple(seq[-length:])
 
-    def _read(self, leader: Leader, touched: list[Leader]) -> Iterable[Gram]:
+    def _read(self, leader: Leader, touched: list[Entry]) -> Iterable[Gram]:
         """Followers to try below this leader, best first; notes the leader if the dynamic table has it."""
-        followers = self._table.get(leader)
-        if followers is None:
+        entry = self._table.get(leader)
+        if entry is None:
             return self._frozen.get(leader) if self._frozen else ()
-        touched.append(leader)
+        touched.append(entry)
         if self._frozen is None:
-            return reversed(followers)
-        return [*reversed(followers), *self._frozen.get(leader)]
+            return reversed(entry.followers)
+        return [*reversed(entry.followers), *self._frozen.get(leader)]
 
     def _plan_chain(self) -> Planned:
         """The most recent follower, then that of the new last tokens, until the draft is long enough."""
         length, wanted = self.options.leader, self.options.draft_len
         table, frozen, leader = self._table, self._frozen, self._root()
         tokens: list[int] = []
-        touched: list[Leader] = []
+        touched: list[Entry] = []
         while len(tokens) < wanted:
-            followers = table.get(leader)
-            if followers is not None:
-                touched.append(leader)
-                follower = next(reversed(followers))
+            entry = table.get(leader)
+            if entry is not None:
+                touched.append(entry)
+                follower = next(reversed(entry.followers))
             elif frozen is not None and (known := frozen.get(leader)):
                 follower = known[0]
             else:
@@ -171,7 +207,7 @@ class Cacheback(Drafter):
         options, length = self.options, self.options.leader
         budget = max(0, options.queries - (self._emitted if options.count_refed else 1))
         tree = (MergedTree if options.merge else Tree)(budget - options.reserve)
-        touched: list[Leader] = []
+        touched: list[Entry] = []
         frontier: dict[int, Leader] = {-1: self._root()}
         level = 0
         while frontier:
