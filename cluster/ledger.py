@@ -7,231 +7,55 @@ names record files is the one commit point of a run: a file that the ledger does
 
 from __future__ import annotations
 
-import fcntl
-import importlib.metadata
 import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
-from dfbench import __version__
+from dfbench.cluster import ledger_rows
+from dfbench.cluster.ledger_schema import (
+    INDEXES,
+    KINDS,
+    LEDGER_FILE,
+    LEDGER_VERSION,
+    SCHEMA,
+    Counts,
+    Failure,
+    Outcome,
+    RecordFile,
+    Worker,
+    now,
+    versions,
+)
+from dfbench.cluster.run_place import driver_alive, driver_lock, exists, file_system, require_usable, sync_folder
 from dfbench.cluster.runspec import PlannedShard, RunSpec, ShardRow, with_pairs
 from dfbench.errors import RunError, unknown
 from dfbench.workers.faults import reach
 from dfbench.workers.spec import JobSpec
 
-LEDGER_FILE = "ledger.db"
-LOCK_FILE = "driver.lock"
-LEDGER_VERSION = 1
-
-SCHEMA = """
-create table meta(key text primary key, value text not null);
-create table shards(shard_id text primary key, position integer not null, workload text not null, state text not null,
-                    attempts integer not null default 0, worker_id text, spec text);
-create table jobs(job_id text primary key, shard_id text not null, workload text not null, prompt_id text not null,
-                  arm text not null, repeat integer not null, turn integer not null, arm_order integer not null,
-                  state text not null, attempt integer);
-create table attempts(shard_id text, job_id text, attempt integer, kind text, message text, node text, worker_id text,
-                      at text);
-create table files(name text primary key, tbl text not null, generation integer not null, rows integer not null,
-                   bytes integer not null, sha256 text not null, live integer not null);
-create table file_shards(name text not null, shard_id text not null);
-create table workers(worker_id text primary key, node text, device text, facts text not null, joined_at text,
-                     left_at text);
-"""
-INDEXES = """
-create index jobs_by_shard on jobs(shard_id);
-create index jobs_by_state on jobs(arm, state);
-create index shards_by_state on shards(state, position);
-create index attempts_by_shard on attempts(shard_id);
-create index file_shards_by_name on file_shards(name);
-create index file_shards_by_shard on file_shards(shard_id);
-"""
-
-KINDS = {
-    "error": "the job raised an exception",
-    "record": "its rows broke an identity of the record format",
-    "oom": "the device ran out of memory; the worker was replaced",
-    "device": "the device reported an error that it does not recover from; the worker was replaced",
-    "deadline": "the job took longer than its total deadline",
-    "stalled": "the job made no progress for longer than the progress deadline",
-    "worker": "the worker process died",
-    "node": "the node died or could not be reached",
-    "memory": "the node ran out of memory and the worker was killed",
-    "object": "the records were lost on their way to the driver",
-    "setup": "the worker could not load the target",
-}
-"""Every kind of attempt that did not commit, and what it means."""
-
-INFRASTRUCTURE = ("worker", "node", "memory", "object", "setup")
-"""Kinds that say nothing against the shard: it runs again elsewhere, up to a limit."""
-
-NETWORK_FILE_SYSTEMS = frozenset(
-    (
-        *("nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "lustre", "gpfs", "beegfs"),
-        *("ceph", "glusterfs", "davfs", "ocfs2", "gfs2", "orangefs", "pvfs2", "fuse.sshfs", "fuse.glusterfs"),
-        *("fuse.cephfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.juicefs", "fuse.davfs2"),
-    )
-)
-
-
-class Failure(NamedTuple):
-    """One attempt that did not commit; `job_id` is None where the whole shard's attempt was lost."""
-
-    shard_id: str | None
-    job_id: str | None
-    attempt: int
-    kind: str
-    message: str
-    node: str | None = None
-    worker_id: str | None = None
-
-
-class RecordFile(NamedTuple):
-    """One committed Parquet file; `name` is relative to the run directory."""
-
-    name: str
-    table: str
-    generation: int
-    rows: int
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one attempt at a shard ended: which jobs have rows, which failed. Jobs in neither are still to do."""
-
-    shard_id: str
-    attempt: int
-    worker_id: str
-    done: tuple[str, ...]
-    failures: tuple[Failure, ...] = ()
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many jobs (and shards) are in each state."""
-
-    pending: int = 0
-    done: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    shards: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def total(self) -> int:
-        return self.pending + self.done + self.failed + self.cancelled
-
-
-class Worker(NamedTuple):
-    """A worker that took part; `facts` is what it read back from what it loaded."""
-
-    worker_id: str
-    node: str
-    device: str
-    facts: dict[str, Any]
-    joined_at: str
-    left_at: str | None
-
-
-def now() -> str:
-    """The time as the ledger writes it: UTC, ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def versions() -> dict[str, str]:
-    """The software that decides outputs and timing: what a run records and refuses to be resumed without."""
-    found = {"dfbench": __version__}
-    for name in ("torch", "transformers"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "none"
-    for point in sorted(importlib.metadata.entry_points(group="dfbench.drafters")):
-        if point.dist is not None:
-            found[f"plugin {point.dist.name}"] = point.dist.version
-    return found
-
-
-def exists(run_dir: Path) -> bool:
-    """Whether this directory holds a run."""
-    return (run_dir / LEDGER_FILE).is_file()
-
-
-def file_system(path: Path, mounts: str | None = None) -> str:
-    """The type of the file system that `path` is (or would be) on; "" where this machine does not tell."""
-    if mounts is None:
-        table = Path("/proc/self/mounts")
-        mounts = table.read_text() if table.is_file() else ""
-    place = str(path.absolute() if not path.exists() else path.resolve())
-    best, kind = -1, ""
-    for line in mounts.splitlines():
-        _, point, found, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        inside = place == point or place.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= best:
-            best, kind = len(point), found
-    return kind
-
-
-def require_usable(run_dir: Path, mounts: str | None = None) -> None:
-    """Raise RunError unless a run may live here: a writable directory on a local file system. Writes nothing."""
-    kind = file_system(run_dir, mounts)
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise RunError(
-            f"{run_dir} is on a network file system ({kind}), where the ledger's locks do not work: "
-            "write --run with a directory on a local disk, and use `dfbench export` to copy the run."
-        )
-    there = run_dir
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir():
-        raise RunError(f"{there} is not a directory: write --run with the name of one.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise RunError(f"{there} is not writable: write --run with a directory that is.")
-
-
-@contextmanager
-def driver_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the run's only driver seat; the death of the process gives it back. Raises RunError when it is taken."""
-    with (run_dir / LOCK_FILE).open("a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(
-                f"another driver{_holder(handle)} is at work on {run_dir}: wait for it, or stop it first."
-            ) from error
-        handle.truncate(0)
-        handle.write(json.dumps({"pid": os.getpid(), "since": now()}))
-        handle.flush()
-        yield
-
-
-def driver_alive(run_dir: Path) -> bool:
-    """Whether a driver holds the run now."""
-    path = run_dir / LOCK_FILE
-    if not path.is_file():
-        return False
-    with path.open("a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
-
-
-def _holder(handle: IO[str]) -> str:
-    handle.seek(0)
-    try:
-        return f" (process {json.loads(handle.read())['pid']})"
-    except (ValueError, KeyError):
-        return ""
+__all__ = [
+    "INDEXES",
+    "KINDS",
+    "LEDGER_FILE",
+    "SCHEMA",
+    "Counts",
+    "Failure",
+    "Ledger",
+    "Outcome",
+    "RecordFile",
+    "Worker",
+    "driver_alive",
+    "driver_lock",
+    "exists",
+    "file_system",
+    "now",
+    "require_usable",
+    "sync_folder",
+    "versions",
+]
 
 
 class Ledger:
@@ -261,8 +85,8 @@ class Ledger:
             # Nothing reads this file before it is renamed, so it needs no journal: a crash leaves only a .part file.
             db.executescript("pragma journal_mode=off; pragma synchronous=off;" + SCHEMA)
             db.execute("begin")
-            _insert_meta(db, run, meta)
-            _insert_plan(db, shards)
+            ledger_rows.insert_meta(db, run, meta)
+            ledger_rows.insert_plan(db, shards)
             db.execute("commit")
             db.executescript(INDEXES)
         finally:
@@ -280,10 +104,10 @@ class Ledger:
         if not path.is_file():
             raise RunError(f"{run_dir} holds no run: name a directory that `dfbench submit` made.")
         try:
-            ledger = cls(run_dir, _connect(path, readonly))
+            ledger = cls(run_dir, ledger_rows.connect(path, readonly))
             found = int(ledger.meta("ledger_version"))
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
-            held = getattr(error, "sqlite_errorcode", 0) & 0xFF in _OUT_OF_REACH
+            held = getattr(error, "sqlite_errorcode", 0) & 0xFF in ledger_rows.OUT_OF_REACH
             hint = (
                 "its folder must be writable, and no other program may hold it"
                 if held
@@ -410,14 +234,16 @@ class Ledger:
     def counts(self) -> Counts:
         """Jobs and shards by state."""
         shards = dict(self._db.execute("select state, count(*) from shards group by state").fetchall())
-        return _counted(dict(self._db.execute("select state, count(*) from jobs group by state").fetchall()), shards)
+        return ledger_rows.counted(
+            dict(self._db.execute("select state, count(*) from jobs group by state").fetchall()), shards
+        )
 
     def counts_by_arm(self) -> dict[str, Counts]:
         """Jobs by state, for each arm in plan order."""
         found: dict[str, dict[str, int]] = {arm.name: {} for arm in self.run.arms}
         for arm, state, count in self._db.execute("select arm, state, count(*) from jobs group by arm, state"):
             found.setdefault(arm, {})[state] = count
-        return {arm: _counted(states, {}) for arm, states in found.items()}
+        return {arm: ledger_rows.counted(states, {}) for arm, states in found.items()}
 
     # --- what happened -----------------------------------------------------------------------------------------
 
@@ -432,7 +258,7 @@ class Ledger:
     def fail_attempt(self, failure: Failure, *, final: bool = False) -> None:
         """A shard's whole attempt was lost. It is to be done again, or, if `final`, what was left of it has failed."""
         with self.transaction() as db:
-            _insert_failures(db, [failure])
+            ledger_rows.insert_failures(db, [failure])
             db.execute(
                 "update shards set attempts = max(attempts, ?) where shard_id = ?", (failure.attempt, failure.shard_id)
             )
@@ -441,17 +267,17 @@ class Ledger:
                     "update jobs set state = 'failed', attempt = ? where shard_id = ? and state = 'pending'",
                     (failure.attempt, failure.shard_id),
                 )
-            _settle(db, [str(failure.shard_id)])
+            ledger_rows.settle(db, [str(failure.shard_id)])
 
     def fail_jobs(self, failures: Sequence[Failure]) -> None:
         """These jobs failed in an attempt that committed nothing; the rest of their shards is to be done again."""
         with self.transaction() as db:
-            _fail_jobs(db, failures)
+            ledger_rows.fail_jobs(db, failures)
             db.executemany(
                 "update shards set attempts = max(attempts, ?) where shard_id = ?",
                 [(failure.attempt, failure.shard_id) for failure in failures],
             )
-            _settle(db, sorted({failure.shard_id for failure in failures if failure.shard_id is not None}))
+            ledger_rows.settle(db, sorted({failure.shard_id for failure in failures if failure.shard_id is not None}))
 
     def commit(self, files: Sequence[RecordFile], outcomes: Sequence[Outcome], shards: dict[str, set[str]]) -> None:
         """The commit point: from here on these files exist and these jobs are done or failed.
@@ -459,11 +285,11 @@ class Ledger:
         `shards` says for each file name whose rows it holds.
         """
         with self.transaction() as db:
-            _insert_files(db, files, shards)
+            ledger_rows.insert_files(db, files, shards)
             for outcome in outcomes:
-                _settle_jobs(db, outcome)
+                ledger_rows.settle_jobs(db, outcome)
             reach("commit.inside")
-            _settle(db, sorted({outcome.shard_id for outcome in outcomes}))
+            ledger_rows.settle(db, sorted({outcome.shard_id for outcome in outcomes}))
 
     def replace_files(
         self, new: Sequence[RecordFile], shards: dict[str, set[str]], retired: Sequence[str], redo: Iterable[str] = ()
@@ -471,7 +297,7 @@ class Ledger:
         """Switch generations in one transaction: `retired` files leave, `new` ones come; `redo` shards are pending."""
         redo = sorted(redo)
         with self.transaction() as db:
-            _insert_files(db, new, shards)
+            ledger_rows.insert_files(db, new, shards)
             db.executemany("update files set live = 0 where name = ?", [(name,) for name in retired])
             db.executemany("delete from file_shards where name = ?", [(name,) for name in retired])
             for shard in redo:
@@ -596,143 +422,12 @@ class Ledger:
             if self._db.execute("select 1 from shards where shard_id = ?", (shard,)).fetchone() is None:
                 raise RunError(f"the run has no shard '{shard}': `dfbench status` lists those that failed.")
         with self.transaction() as db:
-            failed = db.execute("select job_id, shard_id from jobs where state = 'failed'").fetchall()
             chosen = [
                 (job, shard)
-                for job, shard in failed
-                if (not shards or shard in shards) and (kind is None or _last_kind(db, job, shard) == kind)
+                for job, shard in db.execute("select job_id, shard_id from jobs where state = 'failed'").fetchall()
+                if (not shards or shard in shards) and (kind is None or ledger_rows.last_kind(db, job, shard) == kind)
             ]
-            db.executemany(
-                "update jobs set state = 'pending', attempt = null where job_id = ?", [(j,) for j, _ in chosen]
-            )
-            touched = sorted({shard for _, shard in chosen})
-            for shard in touched:
-                db.execute(
-                    "update shards set state = 'pending', spec = json_set(spec, '$.forgiven', attempts) "
-                    "where shard_id = ?",
-                    (shard,),
-                )
-            if touched and self.state == "done":
+            ledger_rows.forgive(db, chosen)
+            if chosen and self.state == "done":
                 db.execute("insert or replace into meta values ('state', 'planned')")
         return len(chosen)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _counted(jobs: dict[str, int], shards: dict[str, int]) -> Counts:
-    pending, done, failed, cancelled = (jobs.get(state, 0) for state in ("pending", "done", "failed", "cancelled"))
-    return Counts(pending, done, failed, cancelled, shards)
-
-
-_OUT_OF_REACH = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
-
-
-def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
-    if readonly:
-        return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=30)
-    db = sqlite3.connect(path, isolation_level=None, timeout=30)
-    try:
-        db.execute("select 1 from meta")  # Before anything is written: what is no ledger stays as it is.
-        db.execute("pragma journal_mode=wal")
-        db.execute("pragma synchronous=full")
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db
-
-
-def _insert_meta(db: sqlite3.Connection, run: RunSpec, meta: dict[str, str]) -> None:
-    software = versions()
-    values = {
-        **meta,
-        "run_id": run.run_id,
-        "sweep": run.sweep,
-        "sweep_sha": run.sweep_sha,
-        "run": run.to_json(),
-        "state": "planned",
-        "created_at": now(),
-        "versions": json.dumps(software, sort_keys=True),
-        **{f"{name}_version": version for name, version in software.items() if not name.startswith("plugin ")},
-        "ledger_version": str(LEDGER_VERSION),
-    }
-    db.executemany("insert into meta values (?, ?)", values.items())
-
-
-def _insert_plan(db: sqlite3.Connection, shards: Iterable[PlannedShard]) -> None:
-    for position, shard in enumerate(shards):
-        spec = json.dumps({"prompts": list(shard.prompt_ids), "max_new_tokens": shard.max_new_tokens})
-        db.execute(
-            "insert into shards values (?, ?, ?, 'pending', 0, null, ?)",
-            (shard.shard_id, position, shard.workload, spec),
-        )
-        db.executemany(
-            "insert into jobs values (?, ?, ?, ?, ?, ?, ?, ?, 'pending', null)",
-            [
-                (j.job_id, shard.shard_id, j.workload, j.prompt_id, j.arm, j.repeat, j.turn, j.arm_order)
-                for j in shard.jobs
-            ],
-        )
-
-
-def _insert_files(db: sqlite3.Connection, files: Sequence[RecordFile], shards: dict[str, set[str]]) -> None:
-    db.executemany("insert into files values (?, ?, ?, ?, ?, ?, 1)", files)
-    for file in files:
-        db.executemany(
-            "insert into file_shards values (?, ?)", [(file.name, shard) for shard in sorted(shards[file.name])]
-        )
-
-
-def _insert_failures(db: sqlite3.Connection, failures: Sequence[Failure]) -> None:
-    at = now()
-    db.executemany("insert into attempts values (?, ?, ?, ?, ?, ?, ?, ?)", [(*failure, at) for failure in failures])
-
-
-def _fail_jobs(db: sqlite3.Connection, failures: Sequence[Failure]) -> None:
-    _insert_failures(db, failures)
-    db.executemany(
-        "update jobs set state = 'failed', attempt = ? where job_id = ? and state != 'done'",
-        [(failure.attempt, failure.job_id) for failure in failures],
-    )
-
-
-def _settle_jobs(db: sqlite3.Connection, outcome: Outcome) -> None:
-    db.executemany(
-        "update jobs set state = 'done', attempt = ? where job_id = ?",
-        [(outcome.attempt, job_id) for job_id in outcome.done],
-    )
-    _fail_jobs(db, outcome.failures)
-    db.execute(
-        "update shards set attempts = max(attempts, ?), worker_id = ? where shard_id = ?",
-        (outcome.attempt, outcome.worker_id, outcome.shard_id),
-    )
-
-
-def _settle(db: sqlite3.Connection, shards: Sequence[str]) -> None:
-    """A shard is pending while a job of it is, failed when one failed, cancelled when one was, done otherwise."""
-    db.executemany(
-        """
-        update shards set state = (
-            select case when sum(state = 'pending') then 'pending'
-                        when sum(state = 'failed') then 'failed'
-                        when sum(state = 'cancelled') then 'cancelled'
-                        else 'done' end
-            from jobs where jobs.shard_id = shards.shard_id)
-        where shard_id = ?
-        """,
-        [(shard,) for shard in shards],
-    )
-
-
-def _last_kind(db: sqlite3.Connection, job_id: str, shard_id: str) -> str | None:
-    row = db.execute(
-        "select kind from attempts where shard_id = ? and (job_id = ? or job_id is null) order by rowid desc limit 1",
-        (shard_id, job_id),
-    ).fetchone()
-    return None if row is None else str(row[0])

@@ -148,6 +148,10 @@ class Health:
             health.poisoned = f"{health.failures} failures in a row, the last of kind '{kind}'"
         return health.poisoned
 
+    def set_aside(self, node: str, reason: str) -> None:
+        """This node gets no work, for a reason that is no failure of it."""
+        self.nodes.setdefault(node, NodeHealth()).poisoned = reason
+
     def poisoned(self) -> dict[str, str]:
         """The nodes that are set aside, and why."""
         return {node: health.poisoned for node, health in self.nodes.items() if health.poisoned}
