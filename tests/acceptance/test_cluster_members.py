@@ -31,7 +31,8 @@ from dfbench.errors import ClusterError, DfbenchError, UsageError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-PROMPTS, ARMS = 24, 2
+# Enough that much is left to do when a node dies, however slowly the test looks.
+PROMPTS, ARMS = 60, 2
 INTRUDER = "127.0.0.66"
 SWEEP = f"""\
 name: steady

@@ -39,6 +39,7 @@ class Drive:
         clock_back_s: float = 0,
         **options: Any,
     ) -> None:
+        """With `clock_back_s`, `set_clock_back` sets the driver's wall clock back by so much."""
         self.mark = uuid.uuid4().hex
         environment = {**os.environ, MARK: self.mark}
         if fault:
@@ -62,6 +63,9 @@ class Drive:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def set_clock_back(self) -> None:
+        self.process.send_signal(signal.SIGUSR1)
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")
@@ -169,24 +173,27 @@ def main() -> int:
 
 
 def _set_clock_back(seconds: float) -> None:
-    """From a second on, this process's wall clock is behind by so much: `time.time` and the ledger's own."""
+    """From SIGUSR1 on, this process's wall clock is behind by so much: `time.time` and the ledger's own."""
     import datetime as datetimes
 
-    from dfbench.cluster import ledger
+    from dfbench.cluster import ledger_schema
 
-    began, real_time, real_ns = time.monotonic(), time.time, time.time_ns
+    real_time, real_ns = time.time, time.time_ns
+    back = 0.0
 
-    def back() -> float:
-        return seconds if time.monotonic() - began > 1.0 else 0.0
+    def fall(*_: object) -> None:
+        nonlocal back
+        back = seconds
 
     class Clock:
         @staticmethod
         def now(zone: Any) -> datetimes.datetime:
-            return datetimes.datetime.now(zone) - datetimes.timedelta(seconds=back())
+            return datetimes.datetime.now(zone) - datetimes.timedelta(seconds=back)
 
-    time.time = lambda: real_time() - back()
-    time.time_ns = lambda: real_ns() - int(back() * 1e9)
-    ledger.datetime = Clock  # type: ignore[misc, assignment]
+    signal.signal(signal.SIGUSR1, fall)
+    time.time = lambda: real_time() - back
+    time.time_ns = lambda: real_ns() - int(back * 1e9)
+    ledger_schema.datetime = Clock  # type: ignore[misc, assignment]
 
 
 if __name__ == "__main__":

@@ -280,8 +280,10 @@ def two_drivers(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]
 
 
 def clock_goes_back(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    run = plan(folder)
+    run = plan(folder, 60)
     drive = Drive(run, cluster.address, clock_back_s=rng.uniform(60, 1e6))
+    under_way(run, drive)
+    drive.set_clock_back()
     assert drive.wait() == 0, drive.text()
     times = [event["at"] for event in events(run, "begin") + events(run, "end")]
     return ["clock.back"] if times != sorted(times) else []
