@@ -185,6 +185,9 @@ def _normed(states: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.
 
 def _times(states: torch.Tensor, product: Product) -> torch.Tensor:
     if product.packed is not None:
+        if states.shape[0] == 1 and product.bias is None:
+            # A lone row is a matrix-vector product, bound by reading: torch's own kernel reads faster than oneDNN's.
+            return torch.mv(product.weight, states[0])[None]
         return torch.ops.mkldnn._linear_pointwise(states, product.packed, product.bias, "none", [], "")  # type: ignore[no-any-return]
     return functional.linear(states, product.weight, product.bias)
 
