@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from dfbench.cluster.sweep import Sweep, file_options
+from dfbench.cluster.sweep import Sweep
+from dfbench.drafters import registry
 from dfbench.errors import ClusterError, SweepError
 
 SWEEP_FILE = "sweep.yaml"
@@ -32,8 +33,8 @@ def pack(sweep: Sweep, folder: Path) -> str:
         _take(workload, "file", folder)
     for arm in data["arms"]:
         arm.pop("source", None)  # Where a drafter comes from is for the machine that runs it to say.
-        for option in file_options(arm["drafter"]):
-            _take(arm, option, folder)
+        for file in registry.files(arm["drafter"], arm):
+            _take(file.holder, file.option, folder)
     (folder / SWEEP_FILE).write_text(yaml.safe_dump(data, sort_keys=True, allow_unicode=True), encoding="utf-8")
     _check_size(folder)
     # The files' names hold their digests, so the sweep's text stands for the whole bundle.

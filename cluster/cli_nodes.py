@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 _CONFIG = typer.Option(Path("ray_config.yaml"), "--config", help="Launcher file of the cluster.")
 _HERE = typer.Option(False, "--here", help="Only a head, on this machine; others then `dfbench join` it.")
-_RUNS = typer.Option(Path("runs"), help="Folder of runs whose drivers tell what each node works on, beside the head's.")
 _PORTS = typer.Option("6380-6479", help="Range of ports for this node's services and workers.")
 _BLOCK = typer.Option(False, "--block", help="Stay in the foreground until the node ends.")
 _RAY = typer.Option([], "--ray", help="Another option for `ray start`, such as --ray=--num-gpus=1.")
@@ -110,18 +108,16 @@ def join(
 
 def nodes(
     address: str = typer.Option("", help="The head; default: RAY_ADDRESS, else this machine's own."),
-    runs: Path = _RUNS,
     labels: bool = typer.Option(False, "--labels", help="Print this machine's labels for `ray start --labels`."),
     announce: bool = typer.Option(
         False, "--announce", help="Write this machine's versions to the head, which has none."
     ),
-    ask_head: bool = typer.Option(False, "--ask-head", help="Ask on the head, which also knows what its drivers do."),
     format_: str = typer.Option("table", "--format", help="table or json."),
 ) -> None:
     """List the cluster node by node: device, memory, versions, work, and what is wrong with each."""
     from dfbench.cluster import head as heads
     from dfbench.cluster import nodes as listing
-    from dfbench.cluster import remote, stack, start
+    from dfbench.cluster import stack, start
 
     if labels:
         typer.echo(stack.format_labels(start.node_labels()))
@@ -131,10 +127,8 @@ def nodes(
         heads.announce(at, stack.stack())
         typer.echo(f"{at} now says that nodes need {', '.join(stack.phrases(stack.stack()))}.")
         return
-    if ask_head:
-        raise typer.Exit(remote.forward(sys.argv[1:], at, typer.echo))
     head = heads.read_head(at)
-    reports = listing.report(head, [runs, remote.home() / "runs"])
+    reports = listing.report(head)
     warnings = listing.warnings(head)
     if format_ == "json":
         document = {"address": at, "open": head.open, "warnings": warnings, "nodes": [r.as_json() for r in reports]}

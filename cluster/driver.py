@@ -18,6 +18,7 @@ from dfbench.cluster import deadlines, guard, pool, staff, upkeep
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.failures import classify
 from dfbench.cluster.ledger import Counts, Failure, Ledger, driver_lock
+from dfbench.cluster.notice import Notice
 from dfbench.cluster.pool import Member
 from dfbench.cluster.queue import Health, Queue
 from dfbench.cluster.runspec import ShardReader
@@ -111,7 +112,7 @@ class Driver:
         self._looked = float("-inf")
         self._data_version = 0
         self._cancelled = False
-        self._connected = False
+        self._notice: Notice | None = None
 
     # --- its life ----------------------------------------------------------------------------------------------
 
@@ -168,13 +169,14 @@ class Driver:
         """End the workers; leave Ray where this process started or joined it."""
         self.staff.close()
         self.events.close()
-        if self._connected:
+        if self._notice is not None:
+            self._notice.withdraw()
             ray.shutdown()
 
     def _connect(self) -> None:
         options = self.options
         pool.connect(options.address, workers=options.workers or options.workers_per_node)
-        self._connected = True
+        self._notice = Notice()
 
     def _rescue(self) -> None:
         """On the way out: commit what is finished, if the disk lets us."""
@@ -193,6 +195,8 @@ class Driver:
         self._looked = now
         self._heed_requests()
         self.staff.look_around(self.counts.pending)
+        if self._notice is not None:
+            self._notice.post(self.staff.members, self.health.poisoned())
 
     def _heed_requests(self) -> None:
         """Another process may have cancelled the run or marked shards for retry."""
@@ -341,6 +345,8 @@ class Driver:
         outcomes = self._committer.flush()
         for outcome in outcomes:
             self.queue.settled(outcome.shard_id)
+            if self._notice is not None:
+                self._notice.count(outcome.worker_id, len(outcome.done))
             self._count(len(outcome.done), sum(f.job_id is not None for f in outcome.failures))
         if outcomes:
             self.ledger.set_running(staff.placed(self.staff.members))

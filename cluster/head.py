@@ -12,7 +12,7 @@ import ipaddress
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,8 @@ from dfbench.errors import ClusterError
 DEFAULT_PORT = 6379
 NAMESPACE = b"dfbench"
 STACK_KEY = b"stack"
+NOTICES = b"driver:"
+"""What drivers say about their work is under this and their Ray job. See `notice`."""
 TIMEOUT_S = 5.0
 
 
@@ -46,7 +48,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Head:
-    """A cluster's head: `open` = it answers without a token. `announced` are versions written by `nodes --announce`."""
+    """A cluster's head: `open` = it answers without a token. `announced` are versions written by `nodes --announce`;
+    `notices` what the drivers at work say, see `notice`."""
 
     address: str
     open: bool
@@ -55,6 +58,7 @@ class Head:
     python: str | None = None
     dashboard: str | None = None
     announced: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def node(self) -> Node | None:
@@ -171,7 +175,17 @@ def _describe(service: _Service, address: str, open_: bool) -> Head:
         python=metadata.get("python_version"),
         dashboard=dashboard.decode() if dashboard else None,
         announced=json.loads(service.get(STACK_KEY, NAMESPACE) or b"{}"),
+        notices=tuple(_notices(service)),
     )
+
+
+def _notices(service: _Service) -> Iterator[Mapping[str, Any]]:
+    """What the drivers wrote whose Ray jobs are not over: one that was killed leaves its last words behind."""
+    keys = service.keys(NOTICES)
+    at_work = service.live_jobs() if keys else set()
+    for key in keys:
+        if key.removeprefix(NOTICES).decode(errors="replace") in at_work and (text := service.get(key, NAMESPACE)):
+            yield json.loads(text)
 
 
 def _node(raw: Any) -> Node:
@@ -223,6 +237,19 @@ class _Service:
         stub = self._stubs.InternalKVGcsServiceStub(self._channel)
         request = self._messages.InternalKVPutRequest(namespace=NAMESPACE, key=key, value=value, overwrite=True)
         self._call(stub.InternalKVPut, request)
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        stub = self._stubs.InternalKVGcsServiceStub(self._channel)
+        request = self._messages.InternalKVKeysRequest(prefix=prefix, namespace=NAMESPACE)
+        return sorted(self._call(stub.InternalKVKeys, request).results)
+
+    def live_jobs(self) -> set[str]:
+        """The ids of Ray's jobs that are not over."""
+        stub = self._stubs.JobInfoGcsServiceStub(self._channel)
+        request = self._messages.GetAllJobInfoRequest(
+            skip_submission_job_info_field=True, skip_is_running_tasks_field=True
+        )
+        return {job.job_id.hex() for job in self._call(stub.GetAllJobInfo, request).job_info_list if not job.is_dead}
 
     def shut_down_node(self) -> None:
         messages: Any = import_module("ray.core.generated.node_manager_pb2")

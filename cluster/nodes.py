@@ -1,7 +1,7 @@
 """`dfbench nodes`: the cluster, node by node: device, memory, versions, what it works on, and what is wrong with it.
 
 Put together from what can be read without joining: the head's list of nodes, the readings that Ray's dashboard collects
-from each machine, and the ledgers of the runs whose drivers are at work here.
+from each machine, and what the drivers at work, wherever they run, write on the head.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from dfbench.cluster import stack
-from dfbench.cluster.events import LOG_FOLDER
+from dfbench.cluster import notice, stack
 from dfbench.cluster.head import Head, Node, auth_token, is_loopback
 from dfbench.cluster.join import head_versions
-from dfbench.cluster.ledger import Ledger, driver_alive, exists
+from dfbench.cluster.notice import Work
 from dfbench.workers.telemetry import HOT_CELSIUS
 
 DASHBOARD_TIMEOUT_S = 5.0
@@ -52,27 +49,17 @@ class NodeReport:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What the runs at work here say about one node."""
-
-    shards: list[str] = field(default_factory=list)
-    done: int = 0
-    seconds: float = 0.0
-    aside: str = ""
-
-
-def report(head: Head, runs: Sequence[Path] = (), token: str | None = None) -> list[NodeReport]:
-    """Every node, the head first, the dead last. `runs`: folders whose live runs tell who works on what."""
+def report(head: Head, token: str | None = None) -> list[NodeReport]:
+    """Every node, the head first, the dead last."""
     readings = dashboard(head, token)
-    work = _work(runs)
+    work = notice.read(head)
     wanted = head_versions(head)
     alive_names = {node.name for node in head.alive}
     # A node that came back is a new node to Ray; the corpse of its former life is of no interest.
     dead = [node for node in head.nodes if not node.alive and node.name not in alive_names]
     latest = {node.name: node for node in dead}
     return [
-        _report(node, wanted, readings.get(node.node_id, {}), work.get(node.name, _Work()))
+        _report(node, wanted, readings.get(node.node_id, {}), work.get(node.node_id, Work()))
         for node in [*head.alive, *latest.values()]
     ]
 
@@ -111,7 +98,7 @@ def dashboard(head: Head, token: str | None = None) -> dict[str, dict[str, Any]]
     return {entry["raylet"]["nodeId"]: entry for entry in summary if entry.get("raylet", {}).get("nodeId")}
 
 
-def _report(node: Node, wanted: Mapping[str, str], reading: Mapping[str, Any], work: _Work) -> NodeReport:
+def _report(node: Node, wanted: Mapping[str, str], reading: Mapping[str, Any], work: Work) -> NodeReport:
     memory = reading.get("mem") or (None, None)
     gpus = reading.get("gpus") or []
     mine = stack.versions(node.labels)
@@ -128,13 +115,13 @@ def _report(node: Node, wanted: Mapping[str, str], reading: Mapping[str, Any], w
         device_memory_free=sum(gpu["memory_total"] - gpu["memory_used"] for gpu in gpus) * 2**20 if gpus else None,
         versions=mine,
         shards=work.shards,
-        rate=work.done / work.seconds if work.seconds > 0 else None,
+        rate=work.rate,
         problems=list(_problems(node, wanted, mine, reading, work)),
     )
 
 
 def _problems(
-    node: Node, wanted: Mapping[str, str], mine: Mapping[str, str], reading: Mapping[str, Any], work: _Work
+    node: Node, wanted: Mapping[str, str], mine: Mapping[str, str], reading: Mapping[str, Any], work: Work
 ) -> Iterator[str]:
     if not node.alive:
         yield f"gone: {node.reason or 'no reason given'}"
@@ -163,61 +150,3 @@ def _machine_problems(reading: Mapping[str, Any]) -> Iterator[str]:
         if disk["free"] < LOW_DISK:
             yield f"only {disk['free'] / _GB:.1f} GB are free on {mount}"
             return
-
-
-def _work(runs: Sequence[Path]) -> dict[str, _Work]:
-    """By node name, over every run in `runs` that has a driver at work now."""
-    found: dict[str, _Work] = {}
-    for run_dir in sorted({path.resolve() for folder in runs if folder.is_dir() for path in folder.iterdir()}):
-        if not exists(run_dir) or not driver_alive(run_dir):
-            continue
-        with Ledger.open(run_dir, readonly=True) as ledger:
-            for name, work in _work_of(ledger).items():
-                found[name] = _add(found.get(name, _Work()), work)
-        for name, reason in _set_aside(run_dir).items():
-            found[name] = _add(found.get(name, _Work()), _Work(aside=reason))
-    return found
-
-
-def _work_of(ledger: Ledger) -> dict[str, _Work]:
-    workers = {worker.worker_id: worker for worker in ledger.workers()}
-    done = ledger.done_by_worker()
-    found: dict[str, _Work] = {}
-    for worker in workers.values():
-        seconds = (_time(worker.left_at) - _time(worker.joined_at)).total_seconds()
-        found[worker.node] = _add(found.get(worker.node, _Work()), _Work([], done.get(worker.worker_id, 0), seconds))
-    for shard, worker_id in ledger.running().items():
-        if worker_id in workers:
-            name = workers[worker_id].node
-            found[name] = _add(found[name], _Work([shard]))
-    return found
-
-
-def _set_aside(run_dir: Path) -> dict[str, str]:
-    """The nodes that the driver at work has set aside, and why, from its log."""
-    found: dict[str, str] = {}
-    file = run_dir / LOG_FOLDER / "driver.jsonl"
-    if not file.is_file():
-        return found
-    with file.open(encoding="utf-8") as log:
-        for line in log:
-            if '"begin"' in line or '"node set aside"' in line:
-                event = json.loads(line)
-                if event["event"] == "begin":
-                    found = {}  # Another driver, which judges afresh.
-                elif event["event"] == "node set aside":
-                    found[event["node"]] = event["reason"]
-    return found
-
-
-def _add(one: _Work, other: _Work) -> _Work:
-    return _Work(
-        one.shards + other.shards,
-        one.done + other.done,
-        one.seconds + other.seconds,
-        other.aside or one.aside,
-    )
-
-
-def _time(text: str | None) -> datetime:
-    return datetime.fromisoformat(text) if text else datetime.now(UTC)

@@ -7,6 +7,7 @@ a plan of a million jobs takes the memory of its prompts.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 from dfbench.cluster import render, workloads
 from dfbench.cluster.runspec import PlannedShard, RunSpec
-from dfbench.cluster.sweep import Arm, Scripted, Sweep, Workload, canonical, file_options
+from dfbench.cluster.sweep import Arm, Scripted, Sweep, Workload, canonical
 from dfbench.cluster.workloads import Row, turn_id
 from dfbench.drafters import registry
 from dfbench.drafters.base import DrafterContext
@@ -168,7 +169,10 @@ def arm_key(sweep: Sweep, arm: Arm, eos_ids: frozenset[int]) -> str:
     """Digest of the part of a job's identity that all prompts of an arm share (docs/measurement.md §7)."""
     target = sweep.target_spec()
     model = sweep.model
-    places = {name for name in file_options(arm.drafter) if arm.options[f"{name}_sha256"] is not None}
+    options = copy.deepcopy(arm.options)
+    for file in registry.files(arm.drafter, options):
+        if file.sha256 is not None:  # A file is its content; where it lies is of no account.
+            del file.holder[file.option]
     pinned = {"digest": model.digest} if model.digest else {"id": model.id, "revision": model.revision}
     return _digest(
         {
@@ -189,7 +193,7 @@ def arm_key(sweep: Sweep, arm: Arm, eos_ids: frozenset[int]) -> str:
             "max_new_tokens": sweep.max_new_tokens,
             "arm": arm.name,
             "drafter": arm.drafter,
-            "drafter_options": {name: value for name, value in arm.options.items() if name not in places},
+            "drafter_options": options,
             "drafter_source": arm.source,
             "cache": arm.cache,
         },
@@ -264,7 +268,7 @@ MOST_JOBS = 20_000_000
 def _checked(made: Plan, context: DrafterContext | None = None) -> Plan:
     """Raise UsageError for arms that cannot work: files that do not suit, later turns without AR's earlier answers."""
     for arm in made.sweep.arms:
-        if file_options(arm.drafter):
+        if registry.files(arm.drafter, arm.options):
             registry.create(arm.drafter, arm.options, context)
     if made.job_count > MOST_JOBS:
         raise SweepError(

@@ -34,7 +34,6 @@ _BEGINS = ("::dfbench-", "output::")
 _POLL_S = (0.3, 5.0)
 _STARTS_WITHIN_S = 120.0
 INTERRUPTED = 130
-ASK_HEAD = "--ask-head"
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def command(arguments: Sequence[str], address: str, say: Say, *, detach: bool = 
 
 def forward(argv: Sequence[str], address: str, say: Say) -> int:
     """Run this very command line on the head, without its --address; `retry` drives there."""
-    kept = [word for place, word in enumerate(argv) if not _names_address(argv, place) and word != ASK_HEAD]
+    kept = [word for place, word in enumerate(argv) if not _names_address(argv, place)]
     if kept[0] == "retry":
         kept += ["--address", "auto"]
     return command(kept, address, say)

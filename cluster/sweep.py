@@ -155,24 +155,19 @@ def resolve_arm(given: Any) -> dict[str, Any]:
     return arm
 
 
-def file_options(drafter: str) -> list[str]:
-    """Options of a drafter that name a file: those that have a twin `<option>_sha256`."""
-    known = registry.find(drafter).Options.model_fields
-    return [name for name in known if f"{name}_sha256" in known]
-
-
 def _with_digests(drafter: str, options: dict[str, Any]) -> dict[str, Any]:
     """A file is known by its content: its digest is part of a job's identity, its place is not."""
-    for name in file_options(drafter):
-        path, digest = options[name], options[f"{name}_sha256"]
-        if path is None or digest is not None:
+    for file in registry.files(drafter, options):
+        path = file.path
+        if path is None or file.sha256 is not None:
             continue
         try:
             with Path(path).expanduser().open("rb") as handle:
-                options[f"{name}_sha256"] = hashlib.file_digest(handle, "sha256").hexdigest()
+                file.holder[file.digest] = hashlib.file_digest(handle, "sha256").hexdigest()
         except OSError as error:
             raise OptionError(
-                f"drafter '{drafter}': option '{name}': {path} cannot be read: {error.strerror}."
+                f"drafter '{drafter}': option '{file.option}': {path} cannot be read: {error.strerror}; build that "
+                "file, or write where it is."
             ) from error
     return options
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from dfbench.cluster.sweep import Sweep, file_options, validate
+from dfbench.cluster.sweep import Sweep, validate
 from dfbench.drafters import registry
 from dfbench.errors import SweepError, unknown
 
@@ -140,8 +140,8 @@ def _with_folder(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
         _place(workload, "file", folder)
     for arm in _mappings(data.get("arms")):
         drafter = arm.get("drafter", arm.get("name"))
-        for option in file_options(drafter) if drafter in registry.names() else ():
-            _place(arm, option, folder)
+        for file in registry.files(drafter, arm) if drafter in registry.names() else ():
+            _place(file.holder, file.option, folder)
     return data
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -66,6 +66,32 @@ def source(name: str) -> Source:
     if plugin is None or plugin.dist is None:
         return Source("dfbench", __version__)
     return Source(plugin.dist.name, plugin.dist.version)
+
+
+class NamedFile(NamedTuple):
+    """A place in a drafter's options that may name a file: `holder[option]`, its SHA-256 in `holder[digest]`."""
+
+    holder: dict[str, Any]
+    option: str
+    digest: str
+
+    @property
+    def path(self) -> str | None:
+        return self.holder.get(self.option)
+
+    @property
+    def sha256(self) -> str | None:
+        return self.holder.get(self.digest)
+
+
+def files(name: str, options: dict[str, Any]) -> list[NamedFile]:
+    """Every place in these options that may name a file, those of drafters inside the drafter included."""
+    found = [NamedFile(options, option, digest) for option, digest in find(name).file_options.items()]
+    for value in options.values():
+        if isinstance(value, dict) and isinstance(value.get("drafter"), str) and value["drafter"] in names():
+            inner = value.get("options")
+            found += files(value["drafter"], inner) if isinstance(inner, dict) else []
+    return found
 
 
 def parse_options(name: str, given: dict[str, Any]) -> Options:

@@ -29,11 +29,11 @@ def named(arms: Iterable[ArmSpec]) -> Iterator[tuple[str, Path]]:
     seen: set[str] = set()
     for arm in arms:
         try:
-            options = registry.find(arm.drafter).file_options
+            files = registry.files(arm.drafter, arm.params)
         except OptionError:
             continue  # A drafter that cannot be had fails its own jobs, not the sweep.
-        for option, digest_option in options.items():
-            path, digest = arm.params.get(option), arm.params.get(digest_option)
+        for file in files:
+            path, digest = file.path, file.sha256
             if path and digest and digest not in seen and Path(path).expanduser().is_file():
                 seen.add(digest)
                 yield digest, Path(path).expanduser()

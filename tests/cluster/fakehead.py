@@ -1,4 +1,4 @@
-"""A head without Ray: the two gRPC services that dfbench asks, answered from plain data, with or without a token."""
+"""A head without Ray: the gRPC services that dfbench asks, answered from plain data, with or without a token."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from ray.core.generated import (
 
 from dfbench.cluster import stack
 
+OVER = "0f000000"
+"""The id of a Ray job that is over."""
+
 
 class FakeHead:
     """Answers at `address`. `nodes` are Ray's own messages; `keys` its key-value store; `token` None = open."""
@@ -29,12 +32,14 @@ class FakeHead:
                 {"ray_version": "2.60.0", "python_version": "3.11.7"}
             ).encode()
         }
+        self.live_jobs: list[str] = []
         self.seen: list[str | None] = []
         self.shut_down: list[bool] = []
         self.refuses = False
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
         gcs_service_pb2_grpc.add_NodeInfoGcsServiceServicer_to_server(_NodeInfo(self), self._server)
         gcs_service_pb2_grpc.add_InternalKVGcsServiceServicer_to_server(_KeyValue(self), self._server)
+        gcs_service_pb2_grpc.add_JobInfoGcsServiceServicer_to_server(_Jobs(self), self._server)
         node_manager_pb2_grpc.add_NodeManagerServiceServicer_to_server(_NodeManager(self), self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
@@ -88,10 +93,28 @@ class _KeyValue(gcs_service_pb2_grpc.InternalKVGcsServiceServicer):
         self._head.check(context)
         return gcs_service_pb2.InternalKVGetReply(value=self._head.keys.get((request.namespace, request.key), b""))
 
+    def InternalKVKeys(self, request: Any, context: Any) -> Any:
+        self._head.check(context)
+        found = [key for space, key in self._head.keys if space == request.namespace and key.startswith(request.prefix)]
+        return gcs_service_pb2.InternalKVKeysReply(results=found)
+
     def InternalKVPut(self, request: Any, context: Any) -> Any:
         self._head.check(context)
         self._head.keys[(request.namespace, request.key)] = request.value
         return gcs_service_pb2.InternalKVPutReply(added=True)
+
+
+class _Jobs(gcs_service_pb2_grpc.JobInfoGcsServiceServicer):
+    """Every job there ever was, those at work and one that is over."""
+
+    def __init__(self, head: FakeHead) -> None:
+        self._head = head
+
+    def GetAllJobInfo(self, request: Any, context: Any) -> Any:
+        self._head.check(context)
+        jobs = [gcs_pb2.JobTableData(job_id=bytes.fromhex(job)) for job in self._head.live_jobs]
+        jobs.append(gcs_pb2.JobTableData(job_id=bytes.fromhex(OVER), is_dead=True))
+        return gcs_service_pb2.GetAllJobInfoReply(job_info_list=jobs)
 
 
 class _NodeManager(node_manager_pb2_grpc.NodeManagerServiceServicer):

@@ -1,25 +1,21 @@
-"""What `dfbench nodes` says of each node, from the head, Ray's readings and the ledgers of live runs."""
+"""What `dfbench nodes` says of each node, from the head, Ray's readings and the drivers' notices."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fakehead import FakeHead
-from runkit import make_run
+from fakehead import OVER, FakeHead
 from typer.testing import CliRunner
 
-from dfbench.cluster import cli, ledger, nodes, stack
-from dfbench.cluster.events import Events
-from dfbench.cluster.head import read_head
-from dfbench.cluster.ledger import Ledger, driver_lock
+from dfbench.cluster import cli, stack
+from dfbench.cluster.head import NAMESPACE, NOTICES, read_head
 from dfbench.cluster.nodes import NodeReport, report
+from dfbench.cluster.notice import Work, as_notice
 
 GB = 10**9
 
@@ -76,10 +72,10 @@ def dashboard(fake_head: FakeHead) -> Iterator[Dashboard]:
 def listed(fake_head: FakeHead, dashboard: Dashboard) -> Callable[..., NodeReport]:
     """The report of the second node, which has these readings and labels."""
 
-    def make(runs: Path | None = None, labels: dict[str, str] | None = None, **changes: Any) -> NodeReport:
+    def make(labels: dict[str, str] | None = None, **changes: Any) -> NodeReport:
         node_id = fake_head.add("10.0.0.2", labels=labels)
         dashboard.summary = [reading(f"{1:056x}"), reading(node_id, **changes)]
-        found = report(read_head(fake_head.address), [runs] if runs else [])
+        found = report(read_head(fake_head.address))
         return next(one for one in found if one.node_id == node_id)
 
     return make
@@ -138,52 +134,45 @@ def test_without_a_dashboard_memory_is_unknown(fake_head: FakeHead) -> None:
 
 # --- work ------------------------------------------------------------------------------------------------------------
 
+SECOND = f"{2:056x}"
+
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Path]:
-    """A live run whose worker on 10.0.0.2 has done one shard in 10 s and works on another."""
-    run_dir = tmp_path / "runs" / "r"
-    with make_run(run_dir, 3) as book, driver_lock(run_dir):
-        Events(run_dir).close()
-        first, second = [row.shard_id for row in book.pending(2)]
-        book.add_worker("w1", "10.0.0.2", "RTX 5090", {})
-        with book.transaction() as db:
-            began = (datetime.now(UTC) - timedelta(seconds=10)).isoformat(timespec="milliseconds")
-            db.execute("update workers set joined_at = ?", (began,))
-            db.execute("update shards set state = 'done', worker_id = 'w1' where shard_id = ?", (first,))
-            db.execute("update jobs set state = 'done' where shard_id = ?", (first,))
-        book.set_running({second: "w1"})
-        yield run_dir
+def says(fake_head: FakeHead) -> Callable[..., None]:
+    """Puts up a driver's notice about the second node."""
+
+    def put(job: str = "01000000", **work: Any) -> None:
+        if job != OVER:
+            fake_head.live_jobs.append(job)
+        told = as_notice({SECOND: Work(**work)})
+        fake_head.keys[(NAMESPACE, NOTICES + job.encode())] = json.dumps(told).encode()
+
+    return put
 
 
-def test_a_busy_node_shows_its_shard_and_rate(listed: Callable[..., NodeReport], run: Path) -> None:
-    one = listed(run.parent)
-    with Ledger.open(run, readonly=True) as book:
-        (shard,) = book.running()
-        done = book.counts().done
-    assert (one.state, one.shards) == ("busy", [shard])
-    assert one.rate is not None and 0.3 * done / 10 < one.rate <= done / 10
+def test_a_busy_node_shows_its_shard_and_rate(listed: Callable[..., NodeReport], says: Callable[..., None]) -> None:
+    says(shards=["s1"], rate=0.5)
+    says("02000000", shards=["s7"], rate=0.25)
+    one = listed()
+    assert (one.state, one.shards, one.rate) == ("busy", ["s1", "s7"], 0.75)
     assert one.problems == []
 
 
-def test_a_card_that_works_for_us_is_not_busy_with_something_else(listed: Callable[..., NodeReport], run: Path) -> None:
-    assert listed(run.parent, gpu={"utilization_gpu": 99}).problems == []
-
-
-def test_a_node_that_the_driver_set_aside_says_so(listed: Callable[..., NodeReport], run: Path) -> None:
-    log = Events(run)
-    log.event("node set aside", node="10.0.0.2", reason="an older driver's opinion")
-    log.event("begin", left=3)
-    log.event("node set aside", node="10.0.0.2", reason="3 failures in a row")
-    log.close()
-    assert listed(run.parent).problems == ["set aside by the driver: 3 failures in a row"]
-
-
-def test_a_run_without_a_driver_says_nothing(
-    listed: Callable[..., NodeReport], run: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_card_that_works_for_us_is_not_busy_with_something_else(
+    listed: Callable[..., NodeReport], says: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(nodes, "driver_alive", lambda run_dir: False)
-    one = listed(run.parent)
+    says(shards=["s1"])
+    assert listed(gpu={"utilization_gpu": 99}).problems == []
+
+
+def test_a_node_that_a_driver_set_aside_says_so(listed: Callable[..., NodeReport], says: Callable[..., None]) -> None:
+    says(aside="3 failures in a row")
+    assert listed().problems == ["set aside by the driver: 3 failures in a row"]
+
+
+def test_a_driver_that_is_gone_says_nothing(listed: Callable[..., NodeReport], says: Callable[..., None]) -> None:
+    says(OVER, shards=["s1"], rate=1.0)
+    one = listed()
     assert (one.state, one.shards, one.rate) == ("idle", [], None)
 
 
@@ -191,10 +180,10 @@ def test_a_run_without_a_driver_says_nothing(
 
 
 def test_the_command_prints_a_table_and_fails_when_something_is_wrong(
-    fake_head: FakeHead, dashboard: Dashboard, tmp_path: Path
+    fake_head: FakeHead, dashboard: Dashboard
 ) -> None:
     dashboard.summary = [reading(f"{1:056x}")]
-    command = ["nodes", "--address", fake_head.address, "--runs", str(tmp_path)]
+    command = ["nodes", "--address", fake_head.address]
     fine = CliRunner().invoke(cli.app, command)
     assert fine.exit_code == 0, fine.output
     assert "10.0.0.1" in fine.output and "50.0 of 64.0 GB" in fine.output
@@ -219,7 +208,3 @@ def test_labels_and_announcements(fake_head: FakeHead) -> None:
     fake_head.nodes[0].labels.clear()
     assert CliRunner().invoke(cli.app, ["nodes", "--announce", "--address", fake_head.address]).exit_code == 0
     assert read_head(fake_head.address).announced == stack.stack()
-
-
-def test_the_ledger_tells_times_that_can_be_read_back() -> None:
-    assert abs((nodes._time(ledger.now()) - datetime.now(UTC)).total_seconds()) < 5

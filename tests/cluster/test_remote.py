@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 from fakehead import FakeHead
 
 from dfbench.cluster import bundle, processes, remote, sweep_file
+from dfbench.cluster.plan import arm_key
 from dfbench.cluster.remote import SubmitOptions
 from dfbench.errors import ClusterError, SweepError
+from dfbench.workers.shipped import named
 
 SWEEP = """\
 name: mine
@@ -70,27 +73,30 @@ def test_file_names_lead_nowhere(sweep: Callable[..., Any], tmp_path: Path, name
     assert copy.name[0] != "." and len(copy.name) < 100
 
 
-def test_files_of_drafters_travel_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "{name: f, drafter: cacheback, frozen: table.bin}",
+        "{name: f, drafter: hybrid, wide: {drafter: cacheback, options: {frozen: table.bin}}}",
+    ],
+    ids=["its own", "of a drafter inside"],
+)
+def test_files_of_drafters_are_pinned_and_travel_too(tmp_path: Path, arm: str) -> None:
     table = tmp_path / "table.bin"
     table.write_bytes(b"a table")
-    drafter = next((name for name in ("cacheback", "frozen", "suffix", "sam", "ngram") if _file_option(name)), None)
-    if drafter is None:
-        pytest.skip("no drafter reads a file")
     path = tmp_path / "s.yaml"
-    path.write_text(
-        f"name: t\ntarget: scripted\nworkloads: [w]\narms: [ar, {{name: f, drafter: {drafter}, "
-        f"{_file_option(drafter)}: table.bin}}]\n"
-    )
-    packed(sweep_file.load(str(path)), tmp_path / "out")
+    path.write_text(f"name: t\ntarget: scripted\nworkloads: [w]\narms: [ar, {arm}]\n")
+    sweep = sweep_file.load(str(path))
+    (shipped,) = named([arm.spec() for arm in sweep.arms])
+    assert shipped == (hashlib.sha256(b"a table").hexdigest(), table)
+    packed(sweep, tmp_path / "out")
     (copy,) = (tmp_path / "out" / "files").iterdir()
     assert copy.read_bytes() == b"a table"
-
-
-def _file_option(drafter: str) -> str | None:
-    from dfbench.cluster.sweep import file_options
-    from dfbench.drafters import registry
-
-    return next(iter(file_options(drafter)), None) if drafter in registry.names() else None
+    assert str(table) not in (tmp_path / "out" / "sweep.yaml").read_text()
+    elsewhere = sweep_file.load(str(tmp_path / "out" / "sweep.yaml"))
+    keys = [arm_key(one, one.arms[1], frozenset()) for one in (sweep, elsewhere)]
+    assert keys[0] == keys[1]  # a file is its content, wherever it lies
+    assert list(named([arm.spec() for arm in elsewhere.arms])) == [(shipped[0], copy)]
 
 
 def test_a_file_that_is_gone_is_one_sentence(sweep: Callable[..., Any], tmp_path: Path) -> None:
@@ -219,7 +225,6 @@ def test_detached_says_how_to_come_back(
     [
         (["status", "--address", "h:1", "r"], ["status", "r"]),
         (["sql", "--address=h:1", "select 'a b' from jobs; --"], ["sql", "select 'a b' from jobs; --"]),
-        (["nodes", "--ask-head", "--address", "h:1"], ["nodes"]),
         (["retry", "r", "--kind", "oom", "--address", "h:1"], ["retry", "r", "--kind", "oom", "--address", "auto"]),
     ],
 )
