@@ -30,7 +30,15 @@ from dfbench.cluster.ledger_schema import (
     now,
     versions,
 )
-from dfbench.cluster.run_place import driver_alive, driver_lock, exists, file_system, require_usable, sync_folder
+from dfbench.cluster.run_place import (
+    LOCK_FILE,
+    driver_alive,
+    driver_lock,
+    exists,
+    file_system,
+    require_usable,
+    sync_folder,
+)
 from dfbench.cluster.runspec import PlannedShard, RunSpec, ShardRow, with_pairs
 from dfbench.errors import RunError, unknown
 from dfbench.workers.faults import reach
@@ -40,6 +48,7 @@ __all__ = [
     "INDEXES",
     "KINDS",
     "LEDGER_FILE",
+    "LOCK_FILE",
     "SCHEMA",
     "Counts",
     "Failure",
