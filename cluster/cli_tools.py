@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-corpus = typer.Typer(help="Frozen n-gram tables from text.", no_args_is_help=True)
+corpus = typer.Typer(help="Tables of n-grams from text, which drafters read.", no_args_is_help=True)
 workloads = typer.Typer(help="The workloads there are; `build` writes one to a file.", invoke_without_command=True)
 
 
@@ -162,15 +162,20 @@ def _write(path: Path, data: bytes) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
+Texts = Annotated[list[Path], typer.Argument(help="Text files (one text each), or JSONL with a `text` a row.")]
+TableFile = Annotated[Path, typer.Option(help="File to write the table to.")]
+CorpusModel = Annotated[str | None, typer.Option(help="Model whose tokenizer cuts the text; the embedded by default.")]
+Revision = Annotated[str | None, typer.Option(help="Revision of a hub model.")]
+CorpusName = Annotated[str | None, typer.Option(help="The corpus' name, for people; by default its files'.")]
+
+
 @corpus.command("build")
 def build_corpus(
-    texts: Annotated[list[Path], typer.Argument(help="Text files (one text each), or JSONL with a `text` a row.")],
-    out: Annotated[Path, typer.Option(help="File to write the table to.")],
-    model: Annotated[
-        str | None, typer.Option(help="Model whose tokenizer cuts the text; the embedded by default.")
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Revision of a hub model.")] = None,
-    name: Annotated[str | None, typer.Option(help="The corpus' name, for people; by default its files'.")] = None,
+    texts: Texts,
+    out: TableFile,
+    model: CorpusModel = None,
+    revision: Revision = None,
+    name: CorpusName = None,
     leader: Annotated[int, typer.Option(min=1, help="Tokens that are looked up.")] = 1,
     follower: Annotated[int, typer.Option(min=1, help="Tokens that are proposed after them.")] = 3,
     leaders: Annotated[int, typer.Option(min=1, help="Most leaders kept, commonest first.")] = 1_048_576,
@@ -178,20 +183,12 @@ def build_corpus(
 ) -> None:
     """Count which tokens follow which in a corpus: Cacheback's frozen table."""
     from dfbench.drafters import frozen
-    from dfbench.workers import models
-    from dfbench.workers.spec import EMBEDDED_MODEL, TargetSpec
 
-    if not out.parent.is_dir():
-        raise OptionError(f"{out.parent} is not a folder: write --out with one that is there.")
-    tokenizer = models.load_tokenizer(models.resolve(TargetSpec(model=model or EMBEDDED_MODEL, revision=revision)))
-
-    def encode(text: str) -> list[int]:
-        return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
-
+    encode, tokenizer_hash = _tokenizer(out, model, revision)
     table = frozen.build(
         _texts(texts),
         encode,
-        tokenizer_hash=models.tokenizer_hash(tokenizer),
+        tokenizer_hash=tokenizer_hash,
         corpus=name or " ".join(path.name for path in texts),
         leader=leader,
         follower=follower,
@@ -202,6 +199,45 @@ def build_corpus(
     header = table.header
     typer.echo(f"{header.texts} texts, {header.tokens} tokens → {header.leaders} leaders, {header.entries} followers")
     typer.echo(f"{out}  sha256 {digest}; use it in an arm: {{drafter: cacheback, draft: tree, frozen: {out}}}")
+
+
+@corpus.command("bigrams")
+def build_bigrams(
+    texts: Texts,
+    out: TableFile,
+    model: CorpusModel = None,
+    revision: Revision = None,
+    name: CorpusName = None,
+    min_count: Annotated[int, typer.Option(min=1, help="Leave out pairs that are rarer than this.")] = 1,
+) -> None:
+    """Count which token follows which in a corpus: the static table of `ngram-cache`."""
+    from dfbench.drafters import bigrams
+
+    encode, tokenizer_hash = _tokenizer(out, model, revision)
+    table = bigrams.build(
+        map(encode, _texts(texts)),
+        tokenizer_hash=tokenizer_hash,
+        corpus=name or " ".join(path.name for path in texts),
+        min_count=min_count,
+    )
+    digest = table.save(out)
+    typer.echo(f"{sum(map(len, table.follow.values()))} pairs of {len(table.follow)} first tokens")
+    typer.echo(f"{out}  sha256 {digest}; use it in an arm: {{drafter: ngram-cache, static: {out}}}")
+
+
+def _tokenizer(out: Path, model: str | None, revision: str | None) -> tuple[Callable[[str], list[int]], str]:
+    """How a text is cut, without special tokens, and the tokenizer's hash; once it is sure that `out` has a folder."""
+    from dfbench.workers import models
+    from dfbench.workers.spec import EMBEDDED_MODEL, TargetSpec
+
+    if not out.parent.is_dir():
+        raise OptionError(f"{out.parent} is not a folder: write --out with one that is there.")
+    tokenizer = models.load_tokenizer(models.resolve(TargetSpec(model=model or EMBEDDED_MODEL, revision=revision)))
+
+    def encode(text: str) -> list[int]:
+        return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    return encode, models.tokenizer_hash(tokenizer)
 
 
 def _texts(paths: list[Path]) -> Iterator[str]:

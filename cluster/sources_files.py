@@ -86,6 +86,13 @@ class _Stream:
         self._ahead = head = head.removeprefix(_UTF8_BOM)
         return head.lstrip().split(b"\n", 1)[0].rstrip()
 
+    def has_objects_ahead(self) -> bool:
+        """Whether one of the next whole lines is a JSON object, though the first is none."""
+        return any(
+            line.lstrip().startswith(b"{") and isinstance(_parse(line, ""), Document)
+            for line in self._ahead.split(b"\n")[1:-1]
+        )
+
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
     magic = file.read(4)
@@ -143,8 +150,8 @@ def _documents(stream: _Stream) -> Iterator[Document | Fault]:
         yield from _spans(stream, "element", 1)
     elif head == b"{" or (head.startswith(b"{") and head.endswith((b"{", b"[", b","))):
         yield from _spans(stream, "object", 0)  # pretty-printed: the first line opens an object that it does not close
-    elif head.startswith(b"{"):
-        yield from _lines(stream)
+    elif head.startswith(b"{") or stream.has_objects_ahead():
+        yield from _lines(stream)  # a rotated log may begin in the middle of a line
     elif head:
         yield Fault("line 1", "the file is not JSON")
     if stream.damage:

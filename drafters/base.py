@@ -126,7 +126,7 @@ class DrafterContext:
         if place is None:
             if path is None:
                 raise OptionError(f"no {what} with SHA-256 {sha256} is on this machine: write its path as `{option}`.")
-            place = Path(path)
+            place = Path(path).expanduser()
         try:
             data = place.read_bytes()
         except OSError as error:

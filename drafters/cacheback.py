@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from dfbench.drafters.base import EMPTY, Draft, Drafter, DrafterContext, Options, Verified, check_prompt
-from dfbench.drafters.frozen import FrozenIndex, find_file, load
+from dfbench.drafters.frozen import FrozenIndex, load
 
 Gram = tuple[int, ...]
 Leader = int | Gram
@@ -290,13 +290,6 @@ def _load_frozen(options: CachebackOptions, context: DrafterContext) -> FrozenIn
     """The frozen table that the options name: by content where this worker was sent it, by path otherwise."""
     if options.frozen is None and options.frozen_sha256 is None:
         return None
-    path = find_file(options.frozen, options.frozen_sha256, context.files)
-    table = load(
-        path,
-        tokenizer_hash=context.tokenizer_hash,
-        vocab_size=context.vocab_size,
-        leader=options.leader,
-        follower=options.follower,
-    )
+    table = load(options.frozen, options.frozen_sha256, context, leader=options.leader, follower=options.follower)
     limit = -(-max(options.queries, options.draft_len) // options.follower)
     return FrozenIndex(table, min(limit, options.followers), options.leaders)

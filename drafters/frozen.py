@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from dfbench.drafters.base import DrafterContext
 from dfbench.errors import OptionError
 
 Gram = tuple[int, ...]
@@ -204,61 +205,40 @@ def _commonest(windows: Ids, counts: Counts, leader: int, leaders: int, follower
     )
 
 
-def find_file(name: str | None, sha256: str | None, files: Mapping[str, Path]) -> Path:
-    """Where a table lies that an option names: by content where this machine was sent it, by path otherwise.
+def load(path: str | None, sha256: str | None, context: DrafterContext, *, leader: int, follower: int) -> FrozenTable:
+    """The table that a drafter's options name, by content where this worker was sent it, else by path, for this target
+    and these lengths.
 
-    Raises OptionError when it is in neither place, or when the file has other content than the option says.
+    Raises OptionError, in one sentence, for a file that is missing, foreign, damaged or not the one meant, and for a
+    table of another tokenizer or of other lengths. A target whose tokenizer is unknown is held to its vocabulary alone.
     """
-    if sha256 is not None and sha256 in files:
-        return files[sha256]
-    if name is None:
-        raise OptionError(f"no frozen table with SHA-256 {sha256} is on this machine: write its file as `frozen`.")
-    path = Path(name).expanduser()
-    if sha256 is not None and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-        raise OptionError(
-            f"the frozen table {path} does not have the SHA-256 that `frozen_sha256` says ({sha256}): correct one of "
-            "them, or leave `frozen_sha256` out."
-        )
-    return path
-
-
-def load(path: Path, *, tokenizer_hash: str | None, vocab_size: int, leader: int, follower: int) -> FrozenTable:
-    """Read a table for this target and these lengths.
-
-    Raises OptionError, in one sentence, for a file that is missing, foreign or damaged, and for a table of another
-    tokenizer or of other lengths. A target whose tokenizer is unknown (None) is held to its vocabulary alone.
-    """
-    try:
-        stat = path.stat()
-        table = _read(path, stat.st_size, stat.st_mtime_ns)
-    except OSError as error:
-        raise OptionError(f"the frozen table {path} cannot be read: {error.strerror}.") from error
+    place, data = context.read("frozen table", "frozen", path, sha256)
+    table = _parse(data, place)
     header = table.header
-    if tokenizer_hash is not None and header.tokenizer_hash != tokenizer_hash:
+    if context.tokenizer_hash not in (None, header.tokenizer_hash):
         raise OptionError(
-            f"the frozen table {path} was built with another tokenizer ({header.tokenizer_hash[:12]}, the target has "
-            f"{tokenizer_hash[:12]}): build one for this model with `dfbench corpus build`."
+            f"the frozen table {place} was built with another tokenizer ({header.tokenizer_hash[:12]}, the target has "
+            f"{str(context.tokenizer_hash)[:12]}): build one for this model with `dfbench corpus build`."
         )
     if (header.leader, header.follower) != (leader, follower):
         raise OptionError(
-            f"the frozen table {path} has leaders of {header.leader} and followers of {header.follower} tokens: "
+            f"the frozen table {place} has leaders of {header.leader} and followers of {header.follower} tokens: "
             f"write leader: {header.leader} and follower: {header.follower}, or build another table."
         )
     largest = max(int(table.leaders.max()), int(table.followers.max()))
-    if largest >= vocab_size:
+    if largest >= context.vocab_size:
         raise OptionError(
-            f"the frozen table {path} holds the token id {largest}, which the target's vocabulary of {vocab_size} "
-            "does not have: build one for this model with `dfbench corpus build`."
+            f"the frozen table {place} holds the token id {largest}, which the target's vocabulary of "
+            f"{context.vocab_size} does not have: build one for this model with `dfbench corpus build`."
         )
     return table
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, size: int, mtime_ns: int) -> FrozenTable:
-    """The table in a file, read once however many drafters use it; size and time only tell one content from another."""
-    data = path.read_bytes()
+def _parse(data: bytes, place: Path) -> FrozenTable:
+    """The table in a file's bytes, unpacked once however many drafters use it."""
     if not data.startswith(MAGIC):
-        raise OptionError(f"{path} is not a frozen table: give a file that `dfbench corpus build` wrote.")
+        raise OptionError(f"{place} is not a frozen table: give a file that `dfbench corpus build` wrote.")
     try:
         line, _, packed = data[len(MAGIC) :].partition(b"\n")
         header = Header(**json.loads(line))
@@ -268,7 +248,7 @@ def _read(path: Path, size: int, mtime_ns: int) -> FrozenTable:
         return _arrays(header, payload)
     except (ValueError, TypeError, zstandard.ZstdError) as error:
         raise OptionError(
-            f"the frozen table {path} is truncated or damaged: copy it again, or build it again with "
+            f"the frozen table {place} is truncated or damaged: copy it again, or build it again with "
             "`dfbench corpus build`."
         ) from error
 

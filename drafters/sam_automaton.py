@@ -23,17 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from dfbench.drafters.suffix_counts import OWNER, TARGET, TOKEN, find_edge, refill, slot_of
+from dfbench.drafters.edge_table import OWNER, TARGET, TOKEN, empty_table, enter, find_edge, grown, refill
 
 LEN, LINK, FIRST, RECENT, HEAD = range(5)
 NEXT = 3
 STATES, EDGES, LENGTH, LAST, ANCHOR, END = range(6)
 NONE = -1
-
-Ints = npt.NDArray[np.int32]
 
 
 class SuffixAutomaton:
@@ -74,16 +71,10 @@ class SuffixAutomaton:
     def _enlarge(self, room: int) -> None:
         """Room for so many tokens: an automaton has at most 2 states and 3 edges a token."""
         self._room = room
-        self._states = _grown(self._states, 2 * room + 2)
-        self._edges = _grown(self._edges, 3 * room + 4)
-        self._table = np.zeros(1 << (2 * len(self._edges)).bit_length(), np.int32)
+        self._states = grown(self._states, 2 * room + 2)
+        self._edges = grown(self._edges, 3 * room + 4)
+        self._table = empty_table(len(self._edges))
         refill(self._edges, self._table, int(self._meta[EDGES]))
-
-
-def _grown(rows: Ints, size: int) -> Ints:
-    grown = np.empty((size, rows.shape[1]), np.int32)
-    grown[: len(rows)] = rows
-    return grown
 
 
 @njit(cache=True, nogil=True)
@@ -173,8 +164,4 @@ def add_edge(meta, states, edges, table, state, token, target):  # type: ignore[
     edges[edge, OWNER], edges[edge, TOKEN], edges[edge, TARGET] = state, token, target
     edges[edge, NEXT] = states[state, HEAD]
     states[state, HEAD] = edge
-    mask = len(table) - 1
-    slot = slot_of(state, token, mask)
-    while table[slot] != 0:
-        slot = (slot + 1) & mask
-    table[slot] = edge + 1
+    enter(edges, table, edge)

@@ -25,8 +25,10 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
+from dfbench.drafters.edge_table import OWNER, TARGET, TOKEN, empty_table, enter, find_edge, grown, refill
+
 LEN, LINK, COUNT, HEAD, TAIL = range(5)
-OWNER, TOKEN, TARGET, NEXT, PREV, GROUP = range(6)
+NEXT, PREV, GROUP = range(3, 6)
 STATES, EDGES, GROUPS, FREE, LAST, CURSOR, CURSOR_LEN = range(7)
 NONE = -1
 
@@ -45,7 +47,7 @@ class SuffixCounts:
         self.states = np.empty((2 * capacity + 2, 5), np.int32)
         self.edges = np.empty((3 * capacity + 4, 6), np.int32)
         self.groups = np.empty(len(self.edges), np.int32)
-        self.table = np.zeros(_table_size(len(self.edges)), np.int32)
+        self.table = empty_table(len(self.edges))
         self.states[0] = (0, NONE, 0, NONE, NONE)
         self.meta[STATES] = 1
 
@@ -81,52 +83,11 @@ class SuffixCounts:
     def _enlarge(self) -> None:
         """Twice the room that is needed: an automaton has at most 2 states and 3 edges a token."""
         self._room = 2 * self.tokens
-        self.states = _grown(self.states, 2 * self._room + 2)
-        self.edges = _grown(self.edges, 3 * self._room + 4)
-        self.groups = _grown(self.groups, len(self.edges))
-        self.table = np.zeros(_table_size(len(self.edges)), np.int32)
+        self.states = grown(self.states, 2 * self._room + 2)
+        self.edges = grown(self.edges, 3 * self._room + 4)
+        self.groups = grown(self.groups, len(self.edges))
+        self.table = empty_table(len(self.edges))
         refill(self.edges, self.table, int(self.meta[EDGES]))
-
-
-def _grown(rows: np.ndarray, size: int) -> np.ndarray:
-    grown = np.empty((size, *rows.shape[1:]), rows.dtype)
-    grown[: len(rows)] = rows
-    return grown
-
-
-def _table_size(edges: int) -> int:
-    return 1 << int(2 * edges).bit_length()
-
-
-@njit(cache=True, nogil=True)
-def slot_of(state: int, token: int, mask: int) -> int:
-    """First slot to look at: a multiplicative hash, since neighbours in both are the rule."""
-    mixed = state * 0x9E3779B1 + token * 0x85EBCA77
-    return ((mixed >> 15) ^ mixed) & mask
-
-
-@njit(cache=True, nogil=True)
-def find_edge(edges, table, state, token):  # type: ignore[no-untyped-def]
-    """Number of the edge of `state` for `token`, or -1."""
-    mask = len(table) - 1
-    slot = slot_of(state, token, mask)
-    while table[slot] != 0:
-        edge = table[slot] - 1
-        if edges[edge, OWNER] == state and edges[edge, TOKEN] == token:
-            return edge
-        slot = (slot + 1) & mask
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def refill(edges, table, count):  # type: ignore[no-untyped-def]
-    """Enter all edges into a new, empty table."""
-    mask = len(table) - 1
-    for edge in range(count):
-        slot = slot_of(edges[edge, OWNER], edges[edge, TOKEN], mask)
-        while table[slot] != 0:
-            slot = (slot + 1) & mask
-        table[slot] = edge + 1
 
 
 @njit(cache=True, nogil=True)
@@ -136,11 +97,7 @@ def add_edge(meta, states, edges, table, state, token, target):  # type: ignore[
     meta[EDGES] = edge + 1
     edges[edge, OWNER], edges[edge, TOKEN], edges[edge, TARGET] = state, token, target
     link_after(states, edges, state, edge, states[state, TAIL])
-    mask = len(table) - 1
-    slot = slot_of(state, token, mask)
-    while table[slot] != 0:
-        slot = (slot + 1) & mask
-    table[slot] = edge + 1
+    enter(edges, table, edge)
     return edge
 
 

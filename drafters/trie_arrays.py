@@ -14,6 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from dfbench.drafters.edge_table import slot_of
+
 TOKEN, PARENT, FREQ, CHILD, AFTER, BEFORE, NEWER, OLDER, BUCKET, CHILDREN = range(10)
 ROWS, ALIVE, FIRST, OLDEST, FREE = range(5)
 NONE = -1
@@ -54,16 +56,9 @@ class Trie:
 
 
 @njit(cache=True, nogil=True)
-def bucket_of(parent, token, table):  # type: ignore[no-untyped-def]
-    """Index of the bucket for a child."""
-    mixed = parent * 0x9E3779B1 + token * 0x85EBCA77
-    return ((mixed >> 15) ^ mixed) & (len(table) - 1)
-
-
-@njit(cache=True, nogil=True)
 def child_of(nodes, table, parent, token):  # type: ignore[no-untyped-def]
     """The child of `parent` for `token`, or -1."""
-    node = table[bucket_of(parent, token, table)]
+    node = table[slot_of(parent, token, len(table) - 1)]
     while node >= 0 and not (nodes[node, PARENT] == parent and nodes[node, TOKEN] == token):
         node = nodes[node, BUCKET]
     return node
@@ -74,7 +69,7 @@ def rehash(nodes, table, rows):  # type: ignore[no-untyped-def]
     """Enter all nodes into a new, empty table."""
     for node in range(1, rows):
         if nodes[node, PARENT] >= 0:
-            bucket = bucket_of(nodes[node, PARENT], nodes[node, TOKEN], table)
+            bucket = slot_of(nodes[node, PARENT], nodes[node, TOKEN], len(table) - 1)
             nodes[node, BUCKET] = table[bucket]
             table[bucket] = node
 
@@ -117,7 +112,7 @@ def new_node(meta, nodes, table, parent, token, ordered):  # type: ignore[no-unt
     put_behind(nodes, parent, node, before)
     nodes[parent, CHILDREN] += 1
     make_first(meta, nodes, node)
-    bucket = bucket_of(parent, token, table)
+    bucket = slot_of(parent, token, len(table) - 1)
     nodes[node, BUCKET] = table[bucket]
     table[bucket] = node
     return node
@@ -197,7 +192,7 @@ def evict(meta, nodes, table, kept, ordered):  # type: ignore[no-untyped-def]
     if node < 0:
         return False
     parent = nodes[node, PARENT]
-    bucket = bucket_of(parent, nodes[node, TOKEN], table)
+    bucket = slot_of(parent, nodes[node, TOKEN], len(table) - 1)
     if table[bucket] == node:
         table[bucket] = nodes[node, BUCKET]
     else:

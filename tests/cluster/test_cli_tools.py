@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from dfbench.cluster import cli_tools, sweep_file
 from dfbench.cluster.cli import app
-from dfbench.cluster.sweep import Workload
+from dfbench.cluster.sweep import Workload, validate
 from dfbench.cluster.workloads import load
 from dfbench.drafters import registry
 from dfbench.errors import OptionError, UsageError, WorkloadError
@@ -97,6 +97,11 @@ def test_a_file_is_not_overwritten_unless_told(tmp_path: Path) -> None:
         (["corpus", "build", "{tmp}/bad.jsonl", "--out", "{tmp}/f", "--model", "{model}"], "line 2 has no `text`"),
         (["corpus", "build", "{tmp}/short.txt", "--out", "{tmp}/f", "--model", "{model}"], "no text of 4 tokens"),
         (["corpus", "build", "{tmp}/short.txt", "--out", "{tmp}/none/f"], "is not a folder"),
+        (["corpus", "bigrams", "{tmp}/short.txt", "--out", "{tmp}/none/f"], "is not a folder"),
+        (
+            ["corpus", "bigrams", "{tmp}/short.txt", "--out", "{tmp}/f", "--model", "{model}", "--min-count", "2"],
+            "no 2-gram seen 2 times",
+        ),
         (["corpus", "build", "{tmp}/short.txt", "--out", "{tmp}/f", "--model", "{tmp}"], "not a model"),
     ],
 )
@@ -134,3 +139,22 @@ def test_a_built_corpus_runs_as_an_arm(tmp_path: Path, tiny_model: Callable[...,
     drafter.start([20])
     drafter.observe([9])
     assert list(drafter.propose(20).tokens)[:3] == [10, 11, 12]
+
+
+def test_built_bigrams_run_as_an_arm(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:
+    model, out, text = tiny_model(), tmp_path / "b.table", tmp_path / "a.txt"
+    text.write_text("w5 w6 w7 " * 3 + "w5 w8")
+    told = output("corpus", "bigrams", str(text), "--out", str(out), "--model", str(model), "--min-count", "2")
+    assert "3 pairs of 3 first tokens" in told
+    sweep = validate(
+        {
+            "name": "s",
+            "target": "scripted",
+            "workloads": ["w"],
+            "arms": [{"name": "static", "drafter": "ngram-cache", "static": str(out)}],
+        }
+    )
+    drafter = registry.create("ngram-cache", sweep.arms[0].options)
+    drafter.start([20])
+    drafter.observe([5])
+    assert list(drafter.propose(3).tokens) == [6, 7, 5], "5 → 8 was seen once"

@@ -95,6 +95,8 @@ def test_every_packing_gives_the_same_documents(
         (b'{"a": 1}\n[1]\n', 1, "line 2", "not a JSON object"),
         (b'{"a": "\xff"}\n', 0, "line 1", "not UTF-8"),
         (b"# notes\n", 0, "line 1", "the file is not JSON"),
+        (b"# notes\n{unlike JSON}\nmore\n", 0, "line 1", "the file is not JSON"),
+        (b'end of a line"}\n{"a": 1}\n{"a": 2}\n', 2, "line 1", "not JSON"),
         ('{"a": 1}'.encode("utf-16"), 0, "line 1", "UTF-16 text (convert it to UTF-8)"),
         (b'[{"a": 1}, 5, {"a": 2}]', 2, "element 2", "not a JSON object"),
         (b'[{"a": 1}, {"a"', 1, "element 2", "the file ends inside element 2"),

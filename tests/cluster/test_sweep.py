@@ -20,10 +20,28 @@ def minimal(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(sweep_file.built_in()))
-def test_a_built_in_sweep_is_valid_and_its_effective_form_loads_to_itself(name: str) -> None:
+def test_a_built_in_sweep_is_valid_and_its_effective_form_loads_to_itself(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cacheback.table").write_bytes(b"what `corpus build` wrote")
     sweep = sweep_file.load(name)
     assert validate(yaml.safe_load(sweep.to_yaml())) == sweep
-    assert [arm.drafter for arm in sweep.arms] == ["ar", "pld", "cacheback"]
+    assert list(dict.fromkeys(arm.drafter for arm in sweep.arms)) == ["ar", "pld", "cacheback"]
+
+
+def test_the_sweep_of_cachebacks_parts_wants_its_frozen_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=r"cacheback\.table cannot be read: .*; build that file, or write where it is"):
+        sweep_file.load("cacheback")
+    (tmp_path / "mine").write_bytes(b"a table")
+    sweep = sweep_file.load("cacheback", ["arms.cacheback-full.frozen=mine"])
+    options = {arm.name: arm.options for arm in sweep.arms if arm.drafter == "cacheback"}
+    assert [(name, o["draft"], o["frozen"]) for name, o in options.items()] == [
+        ("cacheback", "chain", None),
+        ("cacheback-tree", "tree", None),
+        ("cacheback-full", "tree", "mine"),
+    ]
 
 
 def test_the_effective_sweep_names_every_default() -> None:

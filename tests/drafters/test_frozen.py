@@ -109,9 +109,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "letters.dft"
 
 
-def read(path: Path, **changes: Any) -> FrozenTable:
-    wanted: dict[str, Any] = {"tokenizer_hash": "tok", "vocab_size": 26, "leader": 1, "follower": 2}
-    return load(path, **(wanted | changes))
+def read(
+    path: Path, tokenizer_hash: str | None = "tok", vocab_size: int = 26, leader: int = 1, follower: int = 2
+) -> FrozenTable:
+    context = DrafterContext(vocab_size=vocab_size, tokenizer_hash=tokenizer_hash)
+    return load(str(path), None, context, leader=leader, follower=follower)
 
 
 def test_saved_and_loaded(path: Path) -> None:

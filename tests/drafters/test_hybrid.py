@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfbench.drafters import cost
+from dfbench.drafters import cost, frozen
 from dfbench.drafters.base import Draft, Drafter, DrafterContext
 from dfbench.drafters.cost import CostCurve
 from dfbench.drafters.hybrid import HybridDrafter
@@ -148,6 +148,20 @@ def test_nested_options_are_checked_and_complete() -> None:
 def test_top_k_reaches_the_part_that_asks() -> None:
     drafter = hybrid(preset="sam")
     assert drafter.top_k == 8
+
+
+def test_a_part_finds_its_file_by_content(tmp_path: Path) -> None:
+    texts = ["\x05\x06\x07\x08"]
+    table = frozen.build(texts, lambda text: list(text.encode()), tokenizer_hash="t", corpus="c")
+    sha256 = table.save(tmp_path / "c.table")
+    part = {"drafter": "cacheback", "options": {"frozen": "/not/on/this/machine", "frozen_sha256": sha256}}
+    options = parse_options("hybrid", {"long": part, "wide": PLD}).model_dump(mode="json")
+    drafter = create("hybrid", options, DrafterContext(files={sha256: tmp_path / "c.table"}))
+    drafter.start([1, 2])
+    drafter.observe([5])
+    assert list(drafter.propose(9).tokens) == [6, 7, 8]
+    with pytest.raises(OptionError, match="the frozen table /not/on/this/machine cannot be read"):
+        create("hybrid", options)
 
 
 class TestCostCurve:
