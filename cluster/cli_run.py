@@ -13,6 +13,8 @@ import typer
 from dfbench.errors import DfbenchError, RunError, SweepError, WorkloadError, unknown
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dfbench.cluster.driver import Result
     from dfbench.cluster.plan import Plan
     from dfbench.cluster.sweep import Sweep
@@ -61,6 +63,10 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List shards and jobs, run nothing, write nothing.")
     ] = False,
+    patience: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds to wait for a worker, and for a --device that no node has yet."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Run the driver on the cluster's head and return.")] = False,
     allow_version_change: AllowChange = False,
 ) -> None:
@@ -74,12 +80,11 @@ def submit(
     if ledger.exists(Path(sweep)) and not (detach or remote.needed(address)):
         if run or new or set_ or model or workload or device or workers_per_node or dry_run:
             raise RunError(f"{sweep} is a run, which goes on as it was begun: leave the other options out.")
-        _resume(Path(sweep))
-        _drive_again(Path(sweep), address, allow_version_change)
+        _drive_again(Path(sweep), address, allow_version_change, patience, resume=True)
         return
     effective = effective_sweep(sweep, set_, model, workload, device, workers_per_node)
     if detach or remote.needed(address):
-        told = remote.SubmitOptions(str(run) if run else None, new, allow_version_change, dry_run)
+        told = remote.SubmitOptions(str(run) if run else None, new, allow_version_change, dry_run, patience)
         raise typer.Exit(remote.submit(effective, address, told, typer.echo, detach=detach))
     made = planning.plan(effective)
     if dry_run:
@@ -92,7 +97,7 @@ def submit(
         runs.create(where.run_dir, made)
         typer.echo(f"{made.sweep.name}: {made.job_count} jobs in {made.shard_count} shards → {where.run_dir}")
     runs.point_latest(where.run_dir)
-    drive(where.run_dir, made.sweep, address=address, allow_version_change=allow_version_change)
+    drive(where.run_dir, made.sweep, address=address, allow_version_change=allow_version_change, patience=patience)
 
 
 def elsewhere(address: str) -> None:
@@ -171,7 +176,14 @@ def _resume(run_dir: Path) -> None:
             typer.echo(f"it was cancelled: {ledger.resume()} jobs are pending again")
 
 
-def drive(run_dir: Path, sweep: Sweep, *, address: str = "local", allow_version_change: bool = False) -> None:
+def drive(
+    run_dir: Path,
+    sweep: Sweep,
+    *,
+    address: str = "local",
+    allow_version_change: bool = False,
+    patience: float | None = None,
+) -> None:
     """Run what is left of a run, show how far it is, end with the headline table. Exit status 1 if jobs failed."""
     from rich.console import Console
 
@@ -186,6 +198,7 @@ def drive(run_dir: Path, sweep: Sweep, *, address: str = "local", allow_version_
         max_attempts=sweep.max_attempts,
         progress_s=sweep.progress_deadline_s,
         allow_version_change=allow_version_change,
+        patience_s=patience,
     )
     with progress.shown(console) as show:
         result = driver.run(
@@ -263,12 +276,30 @@ def status(
         typer.echo(json.dumps(now.as_json(), ensure_ascii=False))
     elif not watch:
         console.print(standing.render(now))
+    elif not console.is_terminal:
+        _watch_plainly(run_dir, console)
     else:
         with Live(standing.render(now), console=console, auto_refresh=False) as live:
             while now.driver:
                 time.sleep(1.0)
                 now = standing.read(run_dir)
                 live.update(standing.render(now), refresh=True)
+
+
+def _watch_plainly(run_dir: Path, console: Console) -> None:
+    """For a file or a pipe, such as another machine that asks the head: a line now and then, the tables at the end."""
+    from dfbench.cluster import progress
+    from dfbench.cluster import status as standing
+
+    now, said, said_at = standing.read(run_dir), "", float("-inf")
+    while now.driver:
+        line = standing.line(now)
+        if line != said and time.monotonic() - said_at >= progress.PLAIN_EVERY_S:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            said, said_at = line, time.monotonic()
+        time.sleep(1.0)
+        now = standing.read(run_dir)
+    console.print(standing.render(now))
 
 
 def retry(
@@ -299,11 +330,16 @@ def retry(
     _drive_again(run_dir, address, allow_version_change)
 
 
-def _drive_again(run_dir: Path, address: str, allow_version_change: bool) -> None:
-    """Go on with a run from its directory alone."""
+def _drive_again(
+    run_dir: Path, address: str, allow_version_change: bool, patience: float | None = None, *, resume: bool = False
+) -> None:
+    """Go on with a run from its directory alone; with `resume`, say where it stands and take back a cancel."""
     from dfbench.cluster import sweep_file
 
-    drive(run_dir, sweep_file.load_run(run_dir), address=address, allow_version_change=allow_version_change)
+    sweep = sweep_file.load_run(run_dir)  # Before anything changes: the folder may be damaged.
+    if resume:
+        _resume(run_dir)
+    drive(run_dir, sweep, address=address, allow_version_change=allow_version_change, patience=patience)
 
 
 def cancel(run: RunArgument = None, address: Elsewhere = "") -> None:

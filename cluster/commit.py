@@ -7,12 +7,16 @@ transaction leaves files that no ledger names; `upkeep.recover` removes them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import signal
+import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -89,6 +93,10 @@ class Committer:
         """Commit everything gathered. Returns how each shard's attempt ended. Raises OSError when the disk is full."""
         if not self._waiting:
             return []
+        with uninterrupted():
+            return self._flush()
+
+    def _flush(self) -> list[Outcome]:
         tables = {name: _concat(name, self._waiting) for name in SCHEMAS}
         bad = breaches(tables["jobs"], tables["steps"], tables["tokens"], self.eos_ids)
         dropped = {(job_id, shard.attempt): shard for shard in self._waiting for job_id in _incomplete(shard, bad)}
@@ -104,6 +112,23 @@ class Committer:
         self._number += 1
         self._waiting, self._jobs = [], 0
         return outcomes
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until this is over: between the ledger's word and ours about it, it would commit the same twice."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    late: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda *seen: late.append(seen))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if late:
+            before(*late[0])
 
 
 def write_files(run_dir: Path, tables: dict[str, pa.Table], *, generation: int, number: int) -> list[RecordFile]:

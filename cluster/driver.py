@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ray
 
-from dfbench.cluster import deadlines, guard, pool, staff, upkeep
+from dfbench.cluster import deadlines, guard, pool, staff, start, upkeep
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.failures import classify
 from dfbench.cluster.ledger import Counts, Failure, Ledger, driver_lock
@@ -83,7 +83,8 @@ def run(
             return driver.drive()
         except (OSError, sqlite3.OperationalError) as error:
             raise DfbenchError(
-                f"the run cannot be written to {run_dir} ({error}): make room, then run the same command again."
+                f"the run cannot be written to {run_dir} ({error}): make room, then give the same "
+                "command again, which goes on from what is committed."
             ) from error
         finally:
             driver.close()
@@ -111,6 +112,7 @@ class Driver:
         self.staff = Staff(ledger, terms, self.health, self.teller, Examiner if guards else Worker)
         self._looked = float("-inf")
         self._data_version = 0
+        self._redo = False
         self._cancelled = False
         self._notice: Notice | None = None
 
@@ -175,7 +177,9 @@ class Driver:
 
     def _connect(self) -> None:
         options = self.options
-        pool.connect(options.address, workers=options.workers or options.workers_per_node)
+        # On a Ray of its own, as on nodes that joined, a device is known before anything is loaded on it.
+        labels = start.device_label() if options.device and options.address == "local" else None
+        pool.connect(options.address, workers=options.workers or options.workers_per_node, labels=labels)
         self._notice = Notice()
 
     def _rescue(self) -> None:
@@ -201,14 +205,15 @@ class Driver:
     def _heed_requests(self) -> None:
         """Another process may have cancelled the run or marked shards for retry."""
         version = self.ledger.data_version()
-        if version == self._data_version:
+        if version == self._data_version and not self._redo:
             return
         self._data_version = version
-        self.counts = self.ledger.counts()
-        self.queue.clear()
         if self.ledger.state == "cancelled" and not self._cancelled:
             self._cancelled = True
             self.teller.note("the run was cancelled: running jobs are told to stop.")
+        self._redo = not self._cancelled and upkeep.redo(self.ledger, self.queue.busy)
+        self.counts = self.ledger.counts()
+        self.queue.clear()
 
     # --- dispatch ----------------------------------------------------------------------------------------------
 

@@ -311,9 +311,18 @@ class Ledger:
             db.executemany("delete from file_shards where name = ?", [(name,) for name in retired])
             for shard in redo:
                 db.execute("update jobs set state = 'pending', attempt = null where shard_id = ?", (shard,))
-                db.execute("update shards set state = 'pending', worker_id = null where shard_id = ?", (shard,))
+                db.execute(
+                    "update shards set state = 'pending', worker_id = null, spec = json_remove(spec, '$.redo') "
+                    "where shard_id = ?",
+                    (shard,),
+                )
             if redo:
-                db.execute("insert or replace into meta values ('state', 'planned')")
+                db.execute("update meta set value = 'planned' where key = 'state' and value = 'done'")
+
+    def redo(self) -> set[str]:
+        """Shards that `retry` wants to run again as a whole, what is done of them included."""
+        rows = self._db.execute("select shard_id from shards where json_extract(spec, '$.redo')")
+        return {row[0] for row in rows}
 
     # --- files -------------------------------------------------------------------------------------------------
 
@@ -423,7 +432,9 @@ class Ledger:
     def retry(self, shards: Sequence[str] = (), kind: str | None = None) -> int:
         """Make failed jobs pending again: all, those of these shards, those that last failed by this kind.
 
-        Returns how many jobs will run again. Raises RunError for an unknown shard or kind.
+        Where the reference arm is among them, arms that are done would be left without their pair, which is of the same
+        attempt: their shards are marked, and the driver has them run again as a whole (`redo`).
+        Returns how many failed jobs will run again. Raises RunError for an unknown shard or kind.
         """
         if kind is not None and kind not in KINDS:
             raise RunError(unknown("kind", kind, KINDS))
@@ -437,6 +448,7 @@ class Ledger:
                 if (not shards or shard in shards) and (kind is None or ledger_rows.last_kind(db, job, shard) == kind)
             ]
             ledger_rows.forgive(db, chosen)
+            ledger_rows.mark_unpaired(db, chosen, self._reference)
             if chosen and self.state == "done":
                 db.execute("insert or replace into meta values ('state', 'planned')")
         return len(chosen)

@@ -118,6 +118,18 @@ def forgive(db: sqlite3.Connection, failed: Sequence[tuple[str, str]]) -> None:
     )
 
 
+def mark_unpaired(db: sqlite3.Connection, failed: Sequence[tuple[str, str]], reference: str | None) -> None:
+    """Mark the shards of these (job, shard) pairs where the reference arm is to run again and other jobs are done."""
+    db.executemany(
+        """
+        update shards set spec = json_set(spec, '$.redo', 1)
+        where shard_id = ? and exists (select 1 from jobs where job_id = ? and arm = ?)
+        and exists (select 1 from jobs where jobs.shard_id = shards.shard_id and state = 'done')
+        """,
+        [(shard, job, reference) for job, shard in failed],
+    )
+
+
 def last_kind(db: sqlite3.Connection, job_id: str, shard_id: str) -> str | None:
     row = db.execute(
         "select kind from attempts where shard_id = ? and (job_id = ? or job_id is null) order by rowid desc limit 1",

@@ -12,7 +12,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,8 +55,10 @@ class Device(NamedTuple):
         return (self.node.node_id, self.number)
 
 
-def connect(address: str = "local", *, workers: int | None = None) -> None:
+def connect(address: str = "local", *, workers: int | None = None, labels: Mapping[str, str] | None = None) -> None:
     """Join a Ray cluster, or start one on this machine. Raises ClusterError where there is none to join.
+
+    `workers` is for how many a local one must have room, `labels` what its node says of itself.
 
     A local one listens on loopback only and asks for a token that lives as long as this process: other users of the
     machine cannot reach it, and no token file is left behind for `ray start` to trip over.
@@ -71,7 +73,16 @@ def connect(address: str = "local", *, workers: int | None = None) -> None:
         os.environ.setdefault("RAY_worker_niceness", "0")
         cpus = max(os.cpu_count() or 1, workers or 0)
         local: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "_node_name": platform.node() or "localhost"}
-        _init_local({"address": "local", "include_dashboard": False, "num_cpus": cpus, **local, **quiet})
+        _init_local(
+            {
+                "address": "local",
+                "include_dashboard": False,
+                "num_cpus": cpus,
+                "labels": dict(labels or {}),
+                **local,
+                **quiet,
+            }
+        )
         return
     _require_answer(address)
     authenticate(os.environ.get("RAY_AUTH_MODE") or ("token" if has_token() else "disabled"))

@@ -30,9 +30,9 @@ class Queue:
         self._exhausted = False
 
     @property
-    def busy(self) -> int:
+    def busy(self) -> frozenset[str]:
         """Shards that are out: dispatched, or finished and not yet committed."""
-        return len(self._busy)
+        return frozenset(self._busy)
 
     def take(self, node: str, nodes: Collection[str] = ()) -> ShardRow | None:
         """The next shard for a worker on `node`; None when there is none for it now.

@@ -44,11 +44,13 @@ class SubmitOptions:
     new: bool = False
     allow_version_change: bool = False
     dry_run: bool = False
+    patience: float | None = None
 
     def arguments(self) -> list[str]:
         """As the command line takes them."""
         flags = {"--new": self.new, "--allow-version-change": self.allow_version_change, "--dry-run": self.dry_run}
         named = ["--run", self.run] if self.run else []
+        named += ["--patience", f"{self.patience:g}"] if self.patience is not None else []
         return named + [flag for flag, wanted in flags.items() if wanted]
 
 

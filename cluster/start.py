@@ -18,7 +18,7 @@ from pathlib import Path
 from dfbench.cluster import stack
 from dfbench.cluster.head import parse_address, token_path
 from dfbench.errors import ClusterError
-from dfbench.workers import telemetry
+from dfbench.workers import provenance, telemetry
 
 PORTS = "6380-6479"
 _TOO_SLOW = "timed out during startup"
@@ -131,13 +131,18 @@ def _common(ports: Ports) -> list[str]:
 
 def node_labels() -> dict[str, str]:
     """This machine's labels: its versions and its device."""
-    return {**stack.stack(), stack.DEVICE_LABEL: stack.label_value(device_name())}
+    return {**stack.stack(), **device_label()}
+
+
+def device_label() -> dict[str, str]:
+    """The label that names this machine's device."""
+    return {stack.DEVICE_LABEL: stack.label_value(device_name())}
 
 
 def device_name() -> str:
-    """The first NVIDIA device's name, else "cpu"."""
+    """The first NVIDIA device's name, else "cpu" and its model."""
     found = telemetry.devices()
-    return found[0].name if found else "cpu"
+    return found[0].name if found else f"cpu {provenance.cpu_model()}"
 
 
 def own_address(head: str) -> str:

@@ -152,13 +152,16 @@ def _query(run_dir: Path, query: str) -> list[tuple[Any, ...]]:
         ledger.close()
 
 
+def line(status: Status) -> str:
+    """The status in one line."""
+    jobs = status.jobs
+    failed = f", {jobs['failed']} failed" if jobs["failed"] else ""
+    return f"{status.sweep}, {status.state}, {jobs['done']} of {jobs['total']} jobs done{failed}"
+
+
 def render(status: Status) -> RenderableType:
     """The status as tables for a terminal."""
-    jobs = status.jobs
-    parts: list[RenderableType] = [
-        Text(f"{status.run_dir}: {status.sweep}, {status.state}, {jobs['done']} of {jobs['total']} jobs done"),
-        _arm_table(status),
-    ]
+    parts: list[RenderableType] = [Text(f"{status.run_dir}: {line(status)}"), _arm_table(status)]
     if status.rate is not None:
         parts.append(Text(f"{progress.rate(status.rate)}, {progress.duration(status.eta_s)} left"))
     if status.nodes:

@@ -39,11 +39,20 @@ def recover(ledger: Ledger) -> list[str]:
         notes.append(f"removed {len(orphans)} files of a commit that never happened.")
     broken = {file.name: reason for file in ledger.files() if (reason := damage(ledger.run_dir, file))}
     if broken:
-        redo = set().union(*(ledger.shards_of(name) for name in broken))
-        drop_shards(ledger, redo, broken.keys())
+        again = set().union(*(ledger.shards_of(name) for name in broken))
+        drop_shards(ledger, again, broken.keys())
         listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(broken.items()))
-        notes.append(f"{len(redo)} shards will run again, since their records cannot be trusted: {listed}.")
+        notes.append(f"{len(again)} shards will run again, since their records cannot be trusted: {listed}.")
+    redo(ledger)
     return notes
+
+
+def redo(ledger: Ledger, busy: Collection[str] = ()) -> bool:
+    """Clear what is done of the shards that `retry` marked, but for busy ones; whether some are still marked."""
+    marked = ledger.redo()
+    if ready := marked - set(busy):
+        drop_shards(ledger, ready, ())
+    return ready != marked
 
 
 def remove_orphans(ledger: Ledger) -> list[Path]:

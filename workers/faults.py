@@ -3,7 +3,9 @@
     DFBENCH_FAULT=commit.before_rename:kill            SIGKILL this process at that point
     DFBENCH_FAULT=worker.job:kill@3                    … when the point is reached for the third time
     DFBENCH_FAULT=worker.job:raise;commit.inside:wait  several points; `raise` fails with OSError, `wait` stops here
-    DFBENCH_FAULT_DIR=folder                           note each fault in a file there, and let each happen only once
+    DFBENCH_FAULT=worker.job:hold@3                    every process that gets there stays until `worker.job.go` appears
+    DFBENCH_FAULT_DIR=folder                           note each fault in a file there, and let each happen only once;
+                                                       `hold` notes `worker.job.PID` for each process and needs it
 
 Points: commit.{before_write,before_rename,after_rename,inside,after}, compact.{before_switch,after_switch},
 worker.{load,job,part}, driver.{dispatched,collected}.
@@ -31,8 +33,11 @@ def reach(point: str) -> None:
         if name == point:
             action, _, count = action.partition("@")
             _seen[point] += 1
-            if _seen[point] >= int(count or 1) and _claim(point):
-                _act(action, point)
+            if _seen[point] >= int(count or 1):
+                if action == "hold":
+                    _hold(point)
+                elif _claim(point):
+                    _act(action, point)
 
 
 def _claim(point: str) -> bool:
@@ -46,6 +51,14 @@ def _claim(point: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _hold(point: str) -> None:
+    folder = Path(os.environ["DFBENCH_FAULT_DIR"])
+    if not (folder / f"{point}.go").exists():
+        (folder / f"{point}.{os.getpid()}").touch()
+    while not (folder / f"{point}.go").exists():
+        time.sleep(0.01)
 
 
 def _act(action: str, point: str) -> None:

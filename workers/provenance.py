@@ -38,7 +38,7 @@ def stack() -> str:
 
 def worker_facts(target: Target) -> dict[str, Any]:
     """Everything recorded once for a worker, JSON-ready. Targets without a model have the machine's part alone."""
-    facts = {**_machine(), **_software(), "target": target.kind, "stack": stack(), "device": _cpu_model()}
+    facts = {**_machine(), **_software(), "target": target.kind, "stack": stack(), "device": cpu_model()}
     if target.kind == "torch":
         facts.update(_torch_facts(target))  # type: ignore[arg-type]
     return facts
@@ -69,7 +69,7 @@ def _machine() -> dict[str, Any]:
     return {
         "host": platform.node(),
         "os": platform.platform(),
-        "cpu_model": _cpu_model(),
+        "cpu_model": cpu_model(),
         "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu_mhz": round(frequency.current) if frequency else None,
         "memory_bytes": psutil.virtual_memory().total,
@@ -77,7 +77,7 @@ def _machine() -> dict[str, Any]:
 
 
 @cache
-def _cpu_model() -> str:
+def cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -168,7 +168,7 @@ def _device(device: torch.device) -> dict[str, Any]:
 
     threads = torch.get_num_threads()
     if device.type != "cuda":
-        return {"device": f"{_cpu_model()} ({threads} threads)", "device_kind": device.type, "threads": threads}
+        return {"device": f"{cpu_model()} ({threads} threads)", "device_kind": device.type, "threads": threads}
     properties = torch.cuda.get_device_properties(device)
     return {
         "device": properties.name,

@@ -16,6 +16,6 @@ from raykit import Cluster
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
-    cluster = Cluster(nodes=1)
+    cluster = Cluster(cpus=1)
     yield cluster
     cluster.close()

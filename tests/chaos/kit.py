@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,35 @@ BOUND_S = 150.0
 """Nothing may hang longer than this, whatever is killed."""
 
 MARK = "DFBENCH_TRIAL"
-OPTIONS = {"cooldown_s": 3.0, "silence_s": 8.0, "patience_s": 60.0, "commit_s": 0.2, "grace_s": 3.0, "max_attempts": 9}
+OPTIONS = {
+    "cooldown_s": 1.0,
+    "silence_s": 60.0,
+    "patience_s": 60.0,
+    "commit_s": 0.2,
+    "max_attempts": 9,
+    "poison_after": 99,
+}
+"""A busy machine may keep a worker from answering for a while; only trials about silence shorten it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Every process that reaches `point` for the `at`-th time stays there until `release`."""
+
+    point: str
+    at: int
+    notes: Path
+
+    @property
+    def fault(self) -> str:
+        return f"{self.point}:hold@{self.at}"
+
+    def pids(self) -> set[int]:
+        """The processes that have come to be held."""
+        return {int(path.suffix[1:]) for path in self.notes.glob(f"{self.point}.[0-9]*")}
+
+    def release(self) -> None:
+        (self.notes / f"{self.point}.go").touch()
 
 
 class Drive:
@@ -36,10 +65,13 @@ class Drive:
         *,
         fault: str = "",
         notes: Path | None = None,
+        held: Held | None = None,
         clock_back_s: float = 0,
         **options: Any,
     ) -> None:
         """With `clock_back_s`, `set_clock_back` sets the driver's wall clock back by so much."""
+        if held is not None:
+            fault, notes = held.fault, held.notes
         self.mark = uuid.uuid4().hex
         environment = {**os.environ, MARK: self.mark}
         if fault:
@@ -59,6 +91,9 @@ class Drive:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"a driver hung for {timeout:.0f} s:\n{self.text()[-3000:]}") from None
+
+    def over(self) -> bool:
+        return self.process.poll() is not None
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -96,6 +131,14 @@ def committed(run: Path) -> int:
         return ledger.counts().done
 
 
+def live_files(run: Path) -> list[Path]:
+    """The record files that the ledger names."""
+    from dfbench.cluster.ledger import Ledger
+
+    with Ledger.open(run, readonly=True) as ledger:
+        return [run / file.name for file in ledger.files()]
+
+
 def done(run: Path) -> bool:
     """Whether the ledger says that nothing is left."""
     from dfbench.cluster.ledger import Ledger
@@ -124,23 +167,12 @@ def tally(run: Path) -> tuple[int, int]:
     return total - len(set(seen)), len(seen) - len(set(seen))
 
 
-def processes(mark: str) -> list[int]:
-    """Processes that carry this mark in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
 def workers_of(run: Path) -> list[int]:
-    """Process ids of the run's workers that are still there, as the ledger knows them."""
+    """Process ids of all workers the run ever had that are still there."""
     from dfbench.cluster.ledger import Ledger
 
     with Ledger.open(run, readonly=True) as ledger:
-        pids = [int(worker.facts["pid"]) for worker in ledger.workers() if worker.left_at is None]
+        pids = [int(worker.facts["pid"]) for worker in ledger.workers()]
     return [pid for pid in pids if Path(f"/proc/{pid}").exists() and b"ray::" in _cmdline(pid)]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
+from network import NotPossible
 from raykit import Cluster
 from trials import TRIALS, Report, attempt
 
@@ -32,19 +33,24 @@ def main() -> int:
     trials = [(name, given.seed + number) for number in range(given.rounds) for name in names]
     reports: list[Report] = []
     broken: list[str] = []
-    cluster = Cluster(nodes=1)
+    skipped = 0
+    cluster = Cluster(cpus=1)
     try:
         for number, (name, seed) in enumerate(trials):
             place = folder / str(number)
             try:
                 report = attempt(name, place, cluster, seed)
+            except NotPossible as error:
+                print(f"{number + 1:>4} {name:<45} seed {seed:<4} skipped: {error}", flush=True)
+                skipped += 1
+                continue
             except Exception as error:
                 broken.append(f"{name} (seed {seed}): {error}")
                 print(f"{number + 1:>4} {name:<45} seed {seed:<4} BROKEN {error}", flush=True)
                 if given.keep:
                     shutil.copytree(place, given.keep / str(number), dirs_exist_ok=True)
                 cluster.close()
-                cluster = Cluster(nodes=1)
+                cluster = Cluster(cpus=1)
                 continue
             reports.append(report)
             reached = ", ".join(report.reached) or "not reached"
@@ -53,7 +59,7 @@ def main() -> int:
     finally:
         cluster.close()
         shutil.rmtree(folder, ignore_errors=True)
-    return summary(len(trials), reports, broken)
+    return summary(len(trials) - skipped, reports, broken)
 
 
 def summary(trials: int, reports: list[Report], broken: list[str]) -> int:

@@ -1,7 +1,9 @@
 """The chaos trials: each breaks something at a known point, then submits again and counts the jobs.
 
-A trial takes a folder of its own, a cluster and a seeded random generator, and returns which faults were reached. What
-is promised after each: every planned job is there exactly once, with sound rows; no worker outlives its driver;
+A trial takes a folder of its own, a cluster and a seeded random generator, and returns which faults were reached. A
+fault cannot be missed: where it comes from outside, the run is held at a named point until it has happened (`Held`).
+
+What is promised after each: every planned job is there exactly once, with sound rows; no worker outlives its driver;
 nothing hangs longer than `kit.BOUND_S`.
 """
 
@@ -18,7 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kit import Drive, committed, done, events, tally, wait_for, workers_of
+import network
+import psutil
+from kit import Drive, Held, committed, done, events, live_files, tally, wait_for, workers_of
 from raykit import Cluster
 from runkit import make_run
 
@@ -26,6 +30,9 @@ GCS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """How long a driver looks for a head that is gone before Ray ends the process."""
 
 COMMIT_POINTS = ("before_write", "before_rename", "after_rename", "inside", "after")
+SHARDS = 16
+HOLD_AT = 6
+"""Every worker comes to this job at the latest: its warm-up is the first two of them."""
 
 
 @dataclass
@@ -45,67 +52,59 @@ Trial = Callable[[Path, Cluster, random.Random], list[str]]
 def attempt(name: str, folder: Path, cluster: Cluster, seed: int, *, always_again: bool = True) -> Report:
     """Run one trial, submit again (only where something is left, unless `always_again`), and count.
 
-    Raises AssertionError where a promise is broken.
+    Raises AssertionError where a promise is broken, network.NotPossible where this machine cannot make the trial.
     """
-    trial = TRIALS[name]
     began = time.monotonic()
     folder.mkdir(parents=True)
-    reached = trial(folder, cluster, random.Random(seed))
+    reached = TRIALS[name](folder, cluster, random.Random(seed))
     run = folder / "run"
-    if always_again or trial is records_break or not done(run):
+    if always_again or not done(run):
         finish(run, cluster.address)
     lost, duplicated = tally(run)
-    wait_for(lambda: not workers_of(run), f"the end of all workers ({name})", 30)
+    wait_for(lambda: not workers_of(run), f"the end of all workers ({name})", 60)
+    assert reached, f"{name}: the fault was not reached"
     return Report(name, reached, lost, duplicated, time.monotonic() - began)
 
 
-def finish(run: Path, address: str, tries: int = 3) -> None:
+def finish(run: Path, address: str, tries: int = 3) -> Drive:
     """Submit again until the run is done; most trials need it once."""
     for _ in range(tries):
         drive = Drive(run, address)
         if drive.wait() == 0:
-            return
+            return drive
     raise AssertionError(f"the run did not finish after {tries} submits:\n{drive.text()[-3000:]}")
 
 
-def plan(folder: Path, shards: int = 24, step_ms: float = 4.0) -> Path:
-    """A run whose work takes a second or two."""
+def plan(folder: Path, shards: int = SHARDS) -> Path:
+    """A run of short jobs, two a shard."""
     run = folder / "run"
-    make_run(run, shards, step_ms=step_ms).close()
+    make_run(run, shards, step_ms=1.0).close()
     (folder / "notes").mkdir()
     return run
 
 
-def under_way(run: Path, drive: Drive, jobs: int = 1) -> None:
-    """Wait until some jobs are committed."""
-    wait_for(lambda: drive.process.poll() is not None or committed(run) >= jobs, "the first commit")
-    assert drive.process.poll() is None, drive.text()
+# --- a process dies at a point of its own ----------------------------------------------------------------------------
 
 
 def driver_dies_at(point: str) -> Trial:
+    """With `commit_s` 0 a commit holds at most one shard a worker, so even the third one always comes."""
+
     def trial(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
         run, notes = plan(folder), folder / "notes"
-        drive = Drive(run, cluster.address, fault=f"{point}:kill@{rng.randint(1, 3)}", notes=notes)
+        fault, workers = f"{point}:kill@{rng.randint(1, 3)}", rng.randint(1, 2)
+        drive = Drive(run, cluster.address, fault=fault, notes=notes, commit_s=0.0, workers_per_node=workers)
         assert drive.wait() == -signal.SIGKILL, drive.text()
         return [path.name for path in notes.iterdir()]
 
     return trial
 
 
-def driver_dies_anywhen(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    run = plan(folder, 60)
-    drive = Drive(run, cluster.address)
-    wait_for(lambda: bool(events(run, "begin")), "the driver's beginning")
-    time.sleep(rng.uniform(0.0, 4.0))
-    alive = drive.process.poll() is None
-    drive.kill()
-    return ["driver.anywhen"] if alive else []
-
-
 def worker_dies_at(point: str) -> Trial:
+    """A worker has a part a shard at least, and two jobs; it dies at one of the first."""
+
     def trial(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
         run, notes = plan(folder), folder / "notes"
-        drive = Drive(run, cluster.address, fault=f"{point}:kill@{rng.randint(1, 8)}", notes=notes)
+        drive = Drive(run, cluster.address, fault=f"{point}:kill@{rng.randint(1, SHARDS)}", notes=notes)
         assert drive.wait() == 0, drive.text()
         assert [event["kind"] for event in events(run, "worker lost")] == ["worker"]
         return [path.name for path in notes.iterdir()]
@@ -113,109 +112,202 @@ def worker_dies_at(point: str) -> Trial:
     return trial
 
 
+# --- something is broken while the run is held ------------------------------------------------------------------------
+
+
+def driver_dies_anywhen(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
+    """Its worker stops before the last of its jobs, so it is at work whenever it dies."""
+    run = plan(folder)
+    drive = Drive(run, cluster.address, held=Held("worker.job", SHARDS, folder / "notes"))
+    wait_for(lambda: bool(events(run, "begin")), "the driver's beginning")
+    time.sleep(rng.uniform(0.0, 4.0))
+    assert drive.process.poll() is None, drive.text()
+    drive.kill()
+    return ["driver.anywhen"]
+
+
 def worker_dies_anywhen(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    run = plan(folder, 60)
-    drive = Drive(run, cluster.address)
-    under_way(run, drive)
+    """One or both of two workers, at work or held."""
+    run = plan(folder)
+    held = Held("worker.job", SHARDS, folder / "notes")
+    drive = Drive(run, cluster.address, held=held, workers_per_node=2)
+    wait_for(lambda: drive.over() or len(workers_of(run)) == 2, "two workers")
     time.sleep(rng.uniform(0.0, 1.0))
-    victims = workers_of(run)
-    for pid in victims[: rng.randint(1, 2)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    for pid in workers_of(run)[: rng.randint(1, 2)]:
+        os.kill(pid, signal.SIGKILL)
+    held.release()
     assert drive.wait() == 0, drive.text()
-    return ["worker.anywhen"] if victims else []
+    assert "worker" in [event["kind"] for event in events(run, "worker lost")]
+    return ["worker.anywhen"]
+
+
+def _caught(folder: Path, cluster: Cluster, rng: random.Random, node: object, **options: float) -> tuple[Drive, Held]:
+    """A run whose workers, one of them on this node, are held in the middle of a shard."""
+    held = Held("worker.job", rng.randint(1, HOLD_AT), folder / "notes")
+    drive = Drive(folder / "run", cluster.address, held=held, **options)
+    raylet = cluster.raylet(node)
+    wait_for(lambda: drive.over() or bool(held.pids() & {*family(raylet)}), "a held job on the node")
+    assert not drive.over(), drive.text()
+    return drive, held
 
 
 def node_dies(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    run, node = plan(folder, 60, 8.0), cluster.add()
-    drive = Drive(run, cluster.address)
-    under_way(run, drive, rng.randint(1, 40))
+    run, node = plan(folder), cluster.add(1)
+    drive, held = _caught(folder, cluster, rng, node)
     cluster.remove(node)
+    held.release()
     assert drive.wait() == 0, drive.text()
+    assert events(run, "worker lost"), drive.text()
     return ["node.killed"]
 
 
 def raylet_dies(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    run, node = plan(folder, 60, 8.0), cluster.add()
-    drive = Drive(run, cluster.address)
-    under_way(run, drive, rng.randint(1, 40))
+    run, node = plan(folder), cluster.add(1)
+    drive, held = _caught(folder, cluster, rng, node)
     os.kill(cluster.raylet(node), signal.SIGKILL)
+    held.release()
     assert drive.wait() == 0, drive.text()
+    assert events(run, "worker lost"), drive.text()
     cluster.remove(node)
     return ["raylet.killed"]
 
 
-def node_freezes(seconds: float) -> Trial:
-    """A node that stops answering, as behind a cut cable, for shorter or longer than the health check allows."""
+def node_freezes(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
+    """A node stops for less time than is given it: nothing is lost and nothing runs elsewhere."""
+    run, node = plan(folder), cluster.add(1)
+    drive, held = _caught(folder, cluster, rng, node, silence_s=60.0)
+    with frozen(cluster.raylet(node)):
+        held.release()
+        time.sleep(2.0)
+    assert drive.wait() == 0, drive.text()
+    assert events(run, "worker lost") == []
+    cluster.remove(node)
+    return ["node.frozen.shortly"]
 
-    def trial(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-        run, node = plan(folder, 60, 8.0), cluster.add()
-        drive = Drive(run, cluster.address)
-        under_way(run, drive, rng.randint(1, 20))
-        stopped = _family(cluster.raylet(node))
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            time.sleep(seconds)
-        finally:
-            for pid in stopped:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+
+def node_stays_frozen(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
+    """A node stops until it is given up, by the driver or by Ray's health check, and wakes up when all is done."""
+    run, node = plan(folder), cluster.add(1)
+    by_driver = rng.random() < 0.5
+    drive, held = _caught(folder, cluster, rng, node, silence_s=6.0 if by_driver else 60.0)
+    with frozen(cluster.raylet(node)):
+        held.release()
         assert drive.wait() == 0, drive.text()
-        cluster.remove(node)
-        return [f"node.frozen.{seconds:.0f}s"]
-
-    return trial
-
-
-def _family(pid: int) -> list[int]:
-    import psutil
-
-    parent = psutil.Process(pid)
-    return [pid, *(child.pid for child in parent.children(recursive=True))]
+    assert "node" in [event["kind"] for event in events(run, "worker lost")]
+    cluster.remove(node)
+    return ["node.frozen.given up by " + ("the driver" if by_driver else "the health check")]
 
 
 def node_joins(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    run = plan(folder, 80, 8.0)
-    drive = Drive(run, cluster.address)
-    under_way(run, drive)
-    node = cluster.add()
+    """While the only worker is held, a node joins; it must be at work before either goes on."""
+    run = plan(folder)
+    held = Held("worker.job", rng.randint(1, HOLD_AT), folder / "notes")
+    drive = Drive(run, cluster.address, held=held)
+    wait_for(lambda: drive.over() or bool(held.pids()), "a held worker")
+    node = cluster.add(1)
+    wait_for(lambda: drive.over() or len(held.pids()) > 1, "work on the new node")
+    held.release()
     assert drive.wait() == 0, drive.text()
-    joined = len(events(run, "node joined"))
     cluster.remove(node)
-    return ["node.joined"] if joined >= 2 else []
+    return ["node.joined"] if len(events(run, "node joined")) == 2 else []
 
 
 def head_dies(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
     """The head goes for good; a new one comes up, and the same command goes on there."""
     os.environ[GCS_PATIENCE] = "5"
-    run = plan(folder, 60, 8.0)
+    plan(folder)
     try:
-        doomed = Cluster(nodes=1)
+        doomed = Cluster(cpus=1)
         try:
-            drive = Drive(run, doomed.address)
-            under_way(run, drive, rng.randint(1, 30))
+            drive, held = _caught(folder, doomed, rng, doomed.nodes[0])
         finally:
             doomed.close()
+        held.release()
         assert drive.wait() != 0, drive.text()
     finally:
         del os.environ[GCS_PATIENCE]
     return ["head.killed"]
 
 
+def two_drivers(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
+    run = plan(folder)
+    held = Held("driver.dispatched", rng.randint(1, SHARDS), folder / "notes")
+    first = Drive(run, cluster.address, held=held)
+    wait_for(lambda: first.over() or bool(held.pids()), "the first driver at work")
+    second = Drive(run, cluster.address)
+    assert second.wait() == 1
+    assert "another driver" in second.text()
+    held.release()
+    assert first.wait() == 0, first.text()
+    return ["driver.second"]
+
+
+def clock_goes_back(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
+    run = plan(folder)
+    held = Held("driver.collected", rng.randint(1, SHARDS), folder / "notes")
+    drive = Drive(run, cluster.address, held=held, clock_back_s=rng.uniform(60, 1e6))
+    wait_for(lambda: drive.over() or bool(held.pids()), "the driver at work")
+    drive.set_clock_back()
+    held.release()
+    assert drive.wait() == 0, drive.text()
+    times = [event["at"] for event in events(run, "begin") + events(run, "end")]
+    return ["clock.back"] if times != sorted(times) else []
+
+
+# --- the network -----------------------------------------------------------------------------------------------------
+
+
+def cable_is_cut(given_up: bool) -> Trial:
+    """A node in a network namespace of its own, behind a router; the router's link to it goes down and comes back."""
+
+    def trial(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
+        run = plan(folder)
+        with network.cable() as cable:
+            near = Cluster(cpus=1, address=cable.near)
+            try:
+                with cable.node(near.address, folder / "node.log") as raylet:
+                    silence = rng.choice([6.0, 60.0]) if given_up else 60.0
+                    held = Held("worker.job", rng.randint(1, HOLD_AT), folder / "notes")
+                    drive = Drive(run, near.address, held=held, silence_s=silence)
+                    wait_for(lambda: drive.over() or bool(held.pids() & {*family(raylet)}), "a held job over there")
+                    assert not drive.over(), drive.text()
+                    cable.cut()
+                    held.release()
+                    if given_up:
+                        assert drive.wait() == 0, drive.text()
+                        cable.mend()
+                    else:
+                        time.sleep(3.0)
+                        cable.mend()
+                        assert drive.wait() == 0, drive.text()
+                    lost = [event["kind"] for event in events(run, "worker lost")]
+                    assert ("node" in lost) if given_up else not lost, lost
+                    wait_for(lambda: not workers_of(run), "the end of the workers behind the cable", 60)
+            finally:
+                near.close()
+        return ["network.cut.long" if given_up else "network.cut.short"]
+
+    return trial
+
+
+# --- the disk --------------------------------------------------------------------------------------------------------
+
+
 def disk_fills(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    """A tmpfs of 6 MB fills up while records are committed; a fault in its place where mounting is not allowed."""
+    """A tmpfs of 6 MB is full when the driver comes to write; a fault in its place where mounting is not allowed."""
     with _small_disk(folder / "run") as mounted:
-        run, notes = plan(folder, 200, 0.0), folder / "notes"
+        run, notes = plan(folder), folder / "notes"
         if not mounted:
-            drive = Drive(run, cluster.address, fault="commit.before_rename:raise@2", notes=notes)
+            drive = Drive(run, cluster.address, fault="commit.before_rename:raise@2", notes=notes, commit_s=0.0)
         else:
-            drive = Drive(run, cluster.address)
-            wait_for(lambda: bool(events(run, "begin")), "the driver's beginning")
+            held = Held("commit.before_write", rng.randint(1, 3), notes)
+            drive = Drive(run, cluster.address, held=held, commit_s=0.0)
+            wait_for(lambda: drive.over() or bool(held.pids()), "a commit about to write")
             filler = run / "filler"
             with contextlib.suppress(OSError), filler.open("wb", buffering=0) as handle:
                 while True:
                     handle.write(b"x" * 4096)
+            held.release()
         assert drive.wait() == 1, drive.text()
         assert "make room" in drive.text(), drive.text()
         if mounted:
@@ -246,16 +338,15 @@ def _small_disk(place: Path) -> Iterator[bool]:
 
 
 def records_break(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    """A flipped byte, a cut or a missing file among the records of a run that is half or wholly done."""
+    """A flipped byte, a cut or a missing file among the committed records of a run that is half or wholly done."""
     run = plan(folder)
-    drive = Drive(run, cluster.address)
     if rng.random() < 0.5:
-        under_way(run, drive)
-        drive.kill()
+        drive = Drive(run, cluster.address, fault="commit.before_write:kill@3", notes=folder / "notes", commit_s=0.0)
+        assert drive.wait() == -signal.SIGKILL, drive.text()
     else:
-        assert drive.wait() == 0, drive.text()
-    victims = sorted((run / "records").rglob("*.parquet"))
-    victim = rng.choice(victims)
+        assert (drive := Drive(run, cluster.address)).wait() == 0, drive.text()
+    assert committed(run)
+    victim = rng.choice(live_files(run))
     harm = rng.choice(["flip", "cut", "missing"])
     if harm == "flip":
         data = bytearray(victim.read_bytes())
@@ -265,28 +356,34 @@ def records_break(folder: Path, cluster: Cluster, rng: random.Random) -> list[st
         os.truncate(victim, rng.randrange(victim.stat().st_size))
     else:
         victim.unlink()
+    assert "will run again, since their records cannot be trusted" in finish(run, cluster.address).text()
     return [f"records.{harm}"]
 
 
-def two_drivers(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    run = plan(folder, 60)
-    first = Drive(run, cluster.address)
-    wait_for(lambda: bool(events(run, "begin")), "the first driver's beginning")
-    second = Drive(run, cluster.address)
-    assert second.wait() == 1
-    assert "another driver" in second.text()
-    assert first.wait() == 0, first.text()
-    return ["driver.second"]
+# --- processes -------------------------------------------------------------------------------------------------------
 
 
-def clock_goes_back(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
-    run = plan(folder, 60)
-    drive = Drive(run, cluster.address, clock_back_s=rng.uniform(60, 1e6))
-    under_way(run, drive)
-    drive.set_clock_back()
-    assert drive.wait() == 0, drive.text()
-    times = [event["at"] for event in events(run, "begin") + events(run, "end")]
-    return ["clock.back"] if times != sorted(times) else []
+def family(pid: int) -> list[int]:
+    """A process and everything below it."""
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Stop a process and everything below it, for a while."""
+    stopped = family(pid)
+    for one in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for one in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGCONT)
 
 
 TRIALS: dict[str, Trial] = {
@@ -299,8 +396,10 @@ TRIALS: dict[str, Trial] = {
     "worker at any moment": worker_dies_anywhen,
     "node killed": node_dies,
     "raylet killed": raylet_dies,
-    "node frozen shorter than the health check": node_freezes(2.0),
-    "node frozen longer than the health check": node_freezes(12.0),
+    "node frozen for less than it is given": node_freezes,
+    "node frozen until it is given up": node_stays_frozen,
+    "cable cut for less than it is given": cable_is_cut(given_up=False),
+    "cable cut until it is given up": cable_is_cut(given_up=True),
     "node joins": node_joins,
     "head lost": head_dies,
     "disk full": disk_fills,

@@ -10,24 +10,29 @@ from typing import Any
 
 from dfbench.cluster import pool
 
+SPARE = {"prestart_worker_first_driver": False}
+"""Workers with a fault to happen in them have another environment than those that Ray would start ahead."""
+
 
 class Cluster:
     """A head and nodes on this machine, made to be broken. Every process of it is ours and dies with it."""
 
-    def __init__(self, nodes: int = 1, cpus: int = 2) -> None:
+    def __init__(self, nodes: int = 1, cpus: int = 2, address: str | None = None) -> None:
+        """`address`: one of this machine to serve at, where loopback is not wanted."""
         pool.authenticate("token", os.environ.get("RAY_AUTH_TOKEN") or uuid.uuid4().hex * 2)
         from ray.cluster_utils import Cluster as RayCluster
 
         # A frozen node is noticed in some seconds, so that trials are short.
+        self._place = {} if address is None else {"node_ip_address": address}
         health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 3000}
-        config = {**health, "health_check_failure_threshold": 4}
-        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": config}
+        config = {**health, "health_check_failure_threshold": 4, **SPARE}
+        head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False, "_system_config": config, **self._place}
         self._ray = RayCluster(initialize_head=True, head_node_args=head)
         self.address = self._ray.address
         self.nodes = [self.add(cpus) for _ in range(nodes)]
 
     def add(self, cpus: int = 2) -> Any:
-        return self._ray.add_node(num_cpus=cpus)
+        return self._ray.add_node(num_cpus=cpus, **self._place)
 
     def remove(self, node: Any) -> None:
         """SIGKILL a whole node: raylet, agents and workers."""

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from runkit import CARRIED, make_run, whole, work
 
-from dfbench.cluster import upkeep
+from dfbench.cluster import commit, upkeep
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.ledger import Ledger
 from dfbench.workers.actor import JobOutcome, Part
@@ -53,6 +53,17 @@ def broken(shard: FinishedShard, table: str, column: str, value: object, at: int
     entry = whole.schema.field(column)
     spoiled = whole.set_column(whole.schema.get_field_index(column), entry, pa.array(values, entry.type))
     shard.parts = [Part(part.shard_id, part.attempt, part.outcomes, {**part.tables, table: spoiled})]
+
+
+def failed(shard: FinishedShard, job_id: str) -> None:
+    """Have this job of the shard fail in place of what it did."""
+    (part,) = shard.parts
+    outcomes = [
+        outcome._replace(kind="error", message="KeyError: 1") if outcome.job_id == job_id else outcome
+        for outcome in part.outcomes
+    ]
+    kept = {name: table.filter(pa.compute.field("job_id") != job_id) for name, table in part.tables.items()}
+    shard.parts = [Part(part.shard_id, part.attempt, tuple(outcomes), kept)]
 
 
 def test_a_group_of_shards_is_one_file_a_table(tmp_path: Path) -> None:
@@ -128,13 +139,7 @@ def test_a_breach_fails_the_job_and_leaves_the_others(
 def test_a_failed_job_leaves_the_others_of_its_shard(tmp_path: Path) -> None:
     with make_run(tmp_path, 1) as ledger:
         (shard,) = work(ledger)
-        (part,) = shard.parts
-        outcomes = [
-            outcome._replace(kind="error", message="KeyError: 1") if outcome.job_id == "j0-pld" else outcome
-            for outcome in part.outcomes
-        ]
-        gone = {name: table.filter(pa.compute.field("job_id") != "j0-pld") for name, table in part.tables.items()}
-        shard.parts = [Part("s0", 1, tuple(outcomes), gone)]
+        failed(shard, "j0-pld")
         commit_each(ledger, [shard])
         assert rows(ledger) == [("j0-ar", 1)]
         ledger.retry()
@@ -144,6 +149,37 @@ def test_a_failed_job_leaves_the_others_of_its_shard(tmp_path: Path) -> None:
         jobs = pa.concat_tables([pq.read_table(tmp_path / file.name) for file in ledger.files("jobs")]).to_pylist()
         pairs = [job["attempt"] for job in jobs if job["pair_only"]]
         assert pairs == [2]  # the retried arm's fresh reference
+
+
+def test_a_reference_that_runs_again_takes_its_arms_along(tmp_path: Path) -> None:
+    """An arm's pair is the reference of the same attempt, so one that is done alone is run again beside it."""
+    with make_run(tmp_path, 2) as ledger:
+        first, second = work(ledger)
+        failed(first, "j0-ar")
+        commit_each(ledger, [first, second])
+        assert rows(ledger) == [("j0-pld", 1), ("j1-ar", 1), ("j1-pld", 1)]
+        assert ledger.retry() == 1
+        assert upkeep.redo(ledger, busy=["s0"])  # not while the shard is out
+        assert not upkeep.redo(ledger)
+        assert [row.shard_id for row in ledger.pending(9)] == ["s0"]
+        commit_each(ledger, work(ledger))
+        assert rows(ledger) == [("j0-ar", 2), ("j0-pld", 2), ("j1-ar", 1), ("j1-pld", 1)]
+        assert_whole(ledger)
+
+
+def test_ctrl_c_waits_for_the_end_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_run(tmp_path, 2) as ledger:
+        first, second = work(ledger)
+        committer = Committer(ledger, EOS)
+        committer.add(first)
+        monkeypatch.setattr(commit, "reach", lambda point: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            committer.flush()
+        monkeypatch.undo()
+        assert committer.flush() == []  # it knows that the first shard is committed
+        committer.add(second)
+        committer.flush()
+        assert_whole(ledger)
 
 
 def test_jobs_that_were_told_to_stop(tmp_path: Path) -> None:

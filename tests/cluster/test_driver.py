@@ -14,13 +14,15 @@ import pytest
 from raykit import Cluster
 from runkit import ARMS, CARRIED, make_run, whole
 
-from dfbench.cluster import driver, pool, upkeep
+from dfbench.cluster import driver, notice, pool, upkeep
 from dfbench.cluster.driver import Options, Progress
 from dfbench.cluster.events import shard_log
 from dfbench.cluster.failures import classify
+from dfbench.cluster.head import read_head
 from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.notice import Work
 from dfbench.cluster.pool import Node
-from dfbench.errors import ClusterError, RunError
+from dfbench.errors import ClusterError, RunError, UsageError
 from dfbench.workers.spec import ArmSpec, TargetSpec
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -190,6 +192,40 @@ def test_a_second_driver_is_refused(tmp_path: Path, address: str) -> None:
     make_run(tmp_path, 1).close()
     with driver.driver_lock(tmp_path), pytest.raises(RunError, match="another driver"):
         drive(tmp_path, address)
+
+
+def test_a_device_that_no_node_has_is_refused_at_once_with_those_there_are(tmp_path: Path, address: str) -> None:
+    make_run(tmp_path, 1).close()
+    with pytest.raises(UsageError, match=r"no node has a device 'nosuch', only .+: write --device with one of these"):
+        drive(tmp_path, address, device="nosuch")  # known once a worker is there: these nodes have no labels
+    with pytest.raises(UsageError, match="no node has a device 'nosuch', only cpu"):
+        driver.run(tmp_path, Options(device="nosuch"))  # known before one is
+    with pytest.raises(ClusterError, match="no worker could be had for 2 s"):
+        drive(tmp_path, address, device="nosuch", patience_s=2.0)
+    with Ledger.open(tmp_path) as ledger:
+        assert ledger.counts().pending == 2
+
+
+def test_others_can_see_what_a_driver_works_on(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, notes = tmp_path / "run", tmp_path / "notes"
+    notes.mkdir()
+    make_run(run, 4).close()
+    monkeypatch.setenv("DFBENCH_FAULT", "worker.job:hold@5")
+    monkeypatch.setenv("DFBENCH_FAULT_DIR", str(notes))
+    seen: list[Work] = []
+
+    def look(_: Progress) -> None:
+        """While the worker is held in its second shard, until its node is seen to be at it; then it goes on."""
+        if not seen and any(notes.glob("worker.job.[0-9]*")):
+            at_work = [work for work in notice.read(read_head(address)).values() if work.shards and work.rate]
+            if at_work:
+                seen.extend(at_work)
+                (notes / "worker.job.go").touch()
+
+    result = driver.run(run, Options(address=address, workers_per_node=1, commit_s=0.2), on_progress=look)
+    assert result.state == "done"
+    assert [work.shards for work in seen] == [["s1"]]
+    assert notice.read(read_head(address)) == {}
 
 
 def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
