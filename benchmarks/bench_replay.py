@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from dfbench.analysis import stats
-from dfbench.cluster import replay, tune, verify_cost
+from dfbench.cluster import driver, replay, tune, verify_cost
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.runspec import ShardReader
@@ -125,23 +126,35 @@ def per_drafter() -> None:
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
-def one_of(core: int, seconds: float, ready: Any, found: Any) -> None:
-    """One of several workers: as many rounds of `pld` as fit into some seconds."""
+def one_of(core: int, seconds: float, spin: bool, ready: Any, found: Any) -> None:
+    """One of several processes: as many rounds of `pld`, or of plain counting, as fit into some seconds."""
     os.sched_setaffinity(0, {core})
-    worker, job = loaded(), shard(arm_spec("pld"), prompts())
-    work(worker, job)
+    if spin:
+        round_of: Callable[[], int] = count
+    else:
+        worker, job = loaded(), shard(arm_spec("pld"), prompts())
+        round_of = partial(work, worker, job)
+    round_of()
     ready.wait()
-    tokens, began, began_cpu = 0, time.perf_counter(), time.process_time()
+    done, began, began_cpu = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - began < seconds:
-        tokens += work(worker, job)
-    found.put((tokens / (time.perf_counter() - began), tokens / (time.process_time() - began_cpu)))
+        done += round_of()
+    found.put((done / (time.perf_counter() - began), done / (time.process_time() - began_cpu)))
 
 
-def rate(workers: int, seconds: float = 4.0) -> tuple[float, float]:
-    """Tokens a second of all workers together: of wall time, and of each one's own CPU time."""
+def count() -> int:
+    """Work that shares nothing with another core but the machine itself."""
+    total = 0
+    for number in range(200_000):
+        total += number
+    return 200_000 if total else 0
+
+
+def rate(workers: int, spin: bool = False, seconds: float = 4.0) -> tuple[float, float]:
+    """Tokens (or counts) a second of all workers together: of wall time, and of each one's own CPU time."""
     context = multiprocessing.get_context("spawn")
     ready, found = context.Barrier(workers), context.Queue()
-    running = [context.Process(target=one_of, args=(core, seconds, ready, found)) for core in range(workers)]
+    running = [context.Process(target=one_of, args=(core, seconds, spin, ready, found)) for core in range(workers)]
     for process in running:
         process.start()
     rates = [found.get() for _ in running]
@@ -151,14 +164,63 @@ def rate(workers: int, seconds: float = 4.0) -> tuple[float, float]:
 
 
 def scaling() -> None:
-    """Two workers on two cores against one, taken in turns. On a busy machine only CPU time says something."""
-    pairs = [(rate(2), rate(1)) for _ in range(3)]
-    for place, what in enumerate(("wall time", "CPU time")):
-        ratios = [two[place] / one[place] for two, one in pairs]
-        listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(
-            f"two cores against one, {what}: {statistics.median(ratios):.2f} × (goal 1.80; rounds {listed})", flush=True
-        )
+    """Two workers against one, in turns; beside them, what plain counting gains here from a second core."""
+    for what, spin in (("two workers against one", False), ("two cores against one, plain counting", True)):
+        pairs = [(rate(2, spin), rate(1, spin)) for _ in range(3)]
+        for place, clock in enumerate(("wall time", "CPU time")):
+            ratios = [two[place] / one[place] for two, one in pairs]
+            listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"{what}, {clock}: {statistics.median(ratios):.2f} × (rounds {listed})", flush=True)
+    print("goal: 1.80 × for two workers", flush=True)
+
+
+def live_speed() -> None:
+    """Plain decoding of the embedded model, so that the other figures can be set beside it."""
+    from dfbench.workers.engine import load_target
+    from dfbench.workers.loop import decode
+
+    target = load_target(TargetSpec("torch"))
+    drafter = registry.create("ar", {})
+    rates = []
+    for text in prompts()[:3]:
+        trace = decode(target, drafter, text.prompt_ids, max_new_tokens=33)
+        rates.append(len(trace.steps) / sum(step.step_ns for step in trace.steps) * 1e9)
+    live = statistics.median(rates)
+    print(f"live, SmolLM2, AR: {live:.1f} tokens/s; 2,000 times that is {2000 * live:,.0f}", flush=True)
+
+
+def whole(tokens: int) -> None:
+    """A long log replayed by the real driver and one or two workers on Ray: all of it, and its steady part."""
+    rates = {}
+    for workers in (1, 2):
+        with tempfile.TemporaryDirectory(prefix="dfbench-bench-") as name:
+            written = _write_log(Path(name) / "log.jsonl", tokens)
+            options = replay.ReplayOptions(SourceOptions())
+            source = replay.open_source(Path(name) / "log.jsonl", options.source)
+            began = time.perf_counter()
+            replay.create(Path(name) / "run", replay.prepare(source, replay.parse_arms(["pld"]), options))
+            planned, marks = time.perf_counter() - began, [(0.0, 0)]
+            began = time.perf_counter()
+            driver.run(
+                Path(name) / "run",
+                driver.Options(workers=workers),
+                on_progress=partial(_mark, marks, began),
+            )
+            total = time.perf_counter() - began
+            going = [mark for mark in marks if mark[1] > 0]
+            share = (going[-1][1] - going[0][1]) / going[-1][1]
+            rates[workers] = steady = share * written / (going[-1][0] - going[0][0])
+            print(
+                f"{workers} workers, pld, {written:,} tokens: planned in {planned:.1f} s, driven in {total:.1f} s "
+                f"({written / total:,.0f} tokens/s), steady {steady:,.0f} tokens/s",
+                flush=True,
+            )
+    print(f"whole command, two workers against one, steady: {rates[2] / rates[1]:.2f} ×", flush=True)
+
+
+def _mark(marks: list[tuple[float, int]], began: float, now: driver.Progress) -> None:
+    if now.counts.done > marks[-1][1]:
+        marks.append((time.perf_counter() - began, now.counts.done))
 
 
 def whole_tune() -> None:
@@ -241,14 +303,16 @@ def _drive(run_dir: Path, watch: Callable[[float], float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["drafters", "scaling", "tune", "memory"])
+    parser.add_argument("--only", choices=["live", "drafters", "scaling", "whole", "tune", "memory"])
     parser.add_argument("--tokens", type=int, default=10_000_000, help="size of the log whose memory is watched")
     given = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {load:.1f} before this began", flush=True)
     parts: dict[str, Callable[[], None]] = {
+        "live": live_speed,
         "drafters": per_drafter,
         "scaling": scaling,
+        "whole": lambda: whole(given.tokens // 4),
         "tune": whole_tune,
         "memory": lambda: memory(given.tokens),
     }

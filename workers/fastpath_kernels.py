@@ -11,11 +11,15 @@ hold these kernels to them row by row.
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numba import njit
 
+from dfbench.drafters import edge_table, suffix, suffix_counts
 from dfbench.drafters.suffix import speculate_chain, speculate_tree
 from dfbench.drafters.suffix_counts import CURSOR, CURSOR_LEN, append
 
@@ -351,32 +355,53 @@ def hang(text, begin, follower, at, room, merge, tree, size, mark, sibling):  # 
     return at, size
 
 
-# Not cached on disk: numba would not notice that the drafter's functions, which are in another file, have changed.
-@njit(nogil=True)
-def suffix_steps(  # type: ignore[no-untyped-def]
-    text, start, cap, budget, meta, states, edges, groups, table, limits, min_prob, tree, out, chances, depth, rows
-):
-    """SuffixDecoding's counts of one request (drafters/suffix.py). `depth` is the scratch space of `judge_tree`."""
-    longest = len(limits)
-    append(meta, states, edges, groups, table, text, start, longest)
-    length, count = start, 0
-    until = start + 1
-    while True:
-        append(meta, states, edges, groups, table, text[length:], until - length, longest)
-        length = until
-        if length >= len(text):
-            return count
-        position, size = length - start, 0
-        if cap - position > 1:
-            state, match = meta[CURSOR], min(meta[CURSOR_LEN], length - 1)
+def _stamp(*modules: ModuleType) -> int:
+    """A number that changes with these modules' source."""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return int.from_bytes(digest.digest()[:7], "big")
+
+
+def _compiled_from(stamp: int) -> Any:
+    """`suffix_steps`, whose copy on disk is known by what it was compiled from.
+
+    numba looks at a function's own file alone, and much of this one comes from others; but the values that a function
+    closes over are part of a copy's key.
+    """
+
+    @njit(cache=True, nogil=True)
+    def suffix_steps(  # type: ignore[no-untyped-def]
+        text, start, cap, budget, meta, states, edges, groups, table, limits, min_prob, tree, out, chances, depth, rows
+    ):
+        """SuffixDecoding's counts of one request (drafters/suffix.py). `depth` is the scratch space of `judge_tree`."""
+        if stamp < 0:  # never: this is what closes over it
+            return -1
+        longest = len(limits)
+        append(meta, states, edges, groups, table, text, start, longest)
+        length, count = start, 0
+        until = start + 1
+        while True:
+            append(meta, states, edges, groups, table, text[length:], until - length, longest)
+            length = until
+            if length >= len(text):
+                return count
+            position, size = length - start, 0
+            if cap - position > 1:
+                state, match = meta[CURSOR], min(meta[CURSOR_LEN], length - 1)
+                if tree:
+                    size, _, _ = speculate_tree(states, edges, limits, out, chances, state, match, budget, min_prob)
+                else:
+                    size, _, _ = speculate_chain(states, edges, limits, out, chances, state, match, budget, min_prob)
+            rows[count, POSITION] = position
             if tree:
-                size, _, _ = speculate_tree(states, edges, limits, out, chances, state, match, budget, min_prob)
+                emitted = judge_tree(text, length, out[0], out[1], size, cap - position, depth, rows[count])
             else:
-                size, _, _ = speculate_chain(states, edges, limits, out, chances, state, match, budget, min_prob)
-        rows[count, POSITION] = position
-        if tree:
-            emitted = judge_tree(text, length, out[0], out[1], size, cap - position, depth, rows[count])
-        else:
-            emitted = judge_chain(text, length, out[0], size, cap - position, rows[count])
-        until = length + emitted
-        count += 1
+                emitted = judge_chain(text, length, out[0], size, cap - position, rows[count])
+            until = length + emitted
+            count += 1
+
+    return suffix_steps
+
+
+suffix_steps = _compiled_from(_stamp(suffix, suffix_counts, edge_table))
