@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dfbench.errors import UsageError, WorkloadError
 
 if TYPE_CHECKING:
-    from dfbench.cluster.replay import Source
     from dfbench.cluster.sources import Summary
     from dfbench.cluster.tune import Finding, Tuned
 
@@ -61,10 +60,12 @@ def replay(
     hash_ids: Annotated[bool, typer.Option("--hash-ids", help="Keep token ids under secret random names.")] = False,
 ) -> None:
     """How many tokens a step any drafter would have had accepted on recorded answers. Needs no model."""
+    from dfbench.analysis.runsql import write_run_sql
     from dfbench.cluster import cli_run, runs
     from dfbench.cluster import replay as replays
     from dfbench.cluster import verify_cost as costs
     from dfbench.cluster.sources import SourceOptions
+    from dfbench.cluster.sources_run import RunSource
 
     options = replays.ReplayOptions(
         SourceOptions(tokenizer, workload, vocab_size, enable_thinking, not no_text, hash_ids),
@@ -87,7 +88,9 @@ def replay(
         if no_text:
             replays.forget_ids(where.run_dir)
     if curve is not None:
-        _predictions(where.run_dir, curve, found)
+        costs.keep(where.run_dir, curve)
+        write_run_sql(where.run_dir)
+        _predictions(where.run_dir, curve.label, found.path if isinstance(found, RunSource) else None)
 
 
 def _summary(summary: Summary) -> None:
@@ -95,62 +98,53 @@ def _summary(summary: Summary) -> None:
         typer.echo(line)
 
 
-def _predictions(run_dir: Path, curve: object, source: Source) -> None:
-    """Predicted speedups by workload and arm; beside them, for a live run, what it measured."""
+def _predictions(run_dir: Path, curve: str, live: Path | None) -> None:
+    """The view `speedup_model` of a replay; beside it, for a live run's replay, what that run measured."""
     from rich.console import Console
     from rich.table import Table
 
-    from dfbench.analysis import stats
-    from dfbench.cluster import predict
-    from dfbench.cluster.sources_run import RunSource
-    from dfbench.cluster.verify_cost import VerifyCost
-
-    assert isinstance(curve, VerifyCost)
-    measured = _measured(source.path) if isinstance(source, RunSource) else {}
-    table = Table(title=f"speedup_model from: {curve.label}", title_justify="left")
-    for column in (
-        "workload",
-        "arm",
-        "prompts",
-        "MAT",
-        "speedup_model",
-        "95 %",
-        *(("measured", "error") if measured else ()),
-    ):
+    measured = _measured(live) if live is not None else {}
+    table = Table(title=f"speedup_model from: {curve}", title_justify="left")
+    compared = ("measured", "error") if measured else ()
+    for column in ("workload", "arm", "prompts", "MAT", "speedup_model", "95 %", *compared):
         table.add_column(column, justify="left" if column in ("workload", "arm") else "right")
     errors = []
-    for row in predict.predict(run_dir, curve, stats.ratio_interval):
-        cells = [
-            row.workload,
-            row.arm,
-            str(row.prompts),
-            f"{row.mat:.3f}",
-            f"{row.speedup:.3f}",
-            _between(row.interval),
-        ]
-        live = measured.get((row.workload, row.arm))
-        if live is not None:
-            errors.append(abs(row.speedup / live - 1))
-            cells += [f"{live:.3f}", f"{row.speedup / live - 1:+.1%}"]
+    for workload, arm, prompts, mat, speedup, low, high in _modelled(run_dir, curve):
+        between = f"{low:.3f}–{high:.3f}" if low is not None else "none"
+        cells = [workload, arm, str(prompts), f"{mat:.3f}", f"{speedup:.3f}", between]
+        timed = measured.get((workload, arm))
+        if timed is not None:
+            if arm != "ar":
+                errors.append(abs(speedup / timed - 1))
+            cells += [f"{timed:.3f}", f"{speedup / timed - 1:+.1%}"]
         table.add_row(*cells)
-    Console().print(table)
+    Console(width=None if Console().is_terminal else 120).print(table)
     if errors:
         error = statistics.median(errors)
         typer.echo(f"prediction against measurement: median absolute error {error:.1%} over {len(errors)} cells")
     typer.echo("speedup_model leaves out the drafter's own time and everything else that a pass does not cost.")
 
 
+def _modelled(run_dir: Path, curve: str) -> list[tuple[Any, ...]]:
+    """(workload, arm, prompts, MAT, speedup_model, its interval's ends) of every cell, by this curve."""
+    from dfbench.analysis.store import open_run
+
+    with open_run(run_dir) as connection:
+        return connection.execute(
+            "select workload, arm, prompts, mat, speedup_model, speedup_model_lo, speedup_model_hi from speedup_model "
+            "where curve = ? and speedup_model is not null order by all",
+            [curve],
+        ).fetchall()
+
+
 def _measured(run_dir: Path) -> dict[tuple[str, str], float]:
     """What a live run measured, by workload and arm; nothing where it timed nothing."""
     from dfbench.analysis.store import open_run
 
-    connection = open_run(run_dir)
-    try:
+    with open_run(run_dir) as connection:
         rows = connection.sql(
             "select workload, arm, speedup_decode from speedup where speedup_decode is not null"
         ).fetchall()
-    finally:
-        connection.close()
     return {(workload, arm): value for workload, arm, value in rows}
 
 

@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dfbench.cluster import ledger as ledgers
 from dfbench.cluster import runs
-from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.commit import next_number, write_files
+from dfbench.cluster.ledger import Ledger, driver_lock
 from dfbench.errors import UsageError
+from dfbench.workers.records import CALIBRATION
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,13 +39,14 @@ class VerifyCost:
     """Median ns of one pass, `ns[i, j]` at `contexts[i]` cached tokens and `queries[j]` tokens in the pass.
 
     `label` says whose curve it is. Between points it is linear; beyond the contexts it is constant, beyond the queries
-    it goes on as between the last two.
+    it goes on as between the last two. `measured`: the calibration rows it is made of, where it was measured.
     """
 
     label: str
     contexts: Array
     queries: Array
     ns: Array
+    measured: pa.Table | None = None
 
     def cost(self, contexts: Array, queries: Array) -> Array:
         """ns of each of several passes; both arrays of one shape."""
@@ -53,6 +57,20 @@ class VerifyCost:
         lower = upper - 1
         share = (at - self.contexts[lower]) / (self.contexts[upper] - self.contexts[lower])
         return self._along(lower, queries) * (1 - share) + self._along(upper, queries) * share
+
+    def rows(self, run_id: str) -> pa.Table:
+        """The curve as rows of a run's calibration table: as they were measured, else one a point, under its label."""
+        if self.measured is not None:
+            at = self.measured.schema.get_field_index("run_id")
+            return self.measured.set_column(at, CALIBRATION.field(at), pa.array([run_id] * self.measured.num_rows))
+        about = {"run_id": run_id, "worker_id": "", "device": self.label, "model": "", "dtype": "", "engine": ""}
+        grid = [
+            {"context": int(context), "queries": int(queries), "ns": round(self.ns[i, j])}
+            for i, context in enumerate(self.contexts)
+            for j, queries in enumerate(self.queries)
+        ]
+        rows = [{**about, "stack": "", "kind": "forward", "sample": 0, **point} for point in grid]
+        return pa.Table.from_pylist(rows, schema=CALIBRATION)
 
     def _along(self, rows: Array, queries: Array) -> Array:
         """Costs at these rows of the grid, linear in the queries."""
@@ -122,8 +140,8 @@ def from_rows(rows: pa.Table, where: str) -> VerifyCost:
     missing = {"kind", "context", "queries", "ns", "device", "model", "dtype", "engine"} - set(rows.column_names)
     if missing:
         raise UsageError(f"{where} has no column '{min(missing)}': it holds no calibration rows.")
+    rows = rows.filter(pc.equal(rows["kind"], "forward"))
     frame = rows.to_pandas()
-    frame = frame[frame["kind"] == "forward"]
     kinds = frame[["device", "model", "dtype", "engine"]].drop_duplicates()
     if len(kinds) != 1:
         found = f"{len(kinds)} devices, models or engines" if len(kinds) else "no forward passes"
@@ -138,7 +156,23 @@ def from_rows(rows: pa.Table, where: str) -> VerifyCost:
         grid.index.to_numpy(float),
         grid.columns.to_numpy(float),
         grid.to_numpy(float),
+        rows.select(CALIBRATION.names).cast(CALIBRATION) if set(CALIBRATION.names) <= set(rows.column_names) else None,
     )
+
+
+def keep(run_dir: Path, curve: VerifyCost) -> None:
+    """Write the curve into a run's calibration table, so that the view `speedup_model` has it; once."""
+    with driver_lock(run_dir), Ledger.open(run_dir) as ledger:
+        rows = curve.rows(ledger.run.run_id)
+        held = [pq.read_table(run_dir / file.name) for file in ledger.files("calibration")]
+        if held and _keys(rows) <= _keys(pa.concat_tables(held)):
+            return
+        files = write_files(run_dir, {"calibration": rows}, generation=0, number=next_number(ledger))
+        ledger.commit(files, [], {file.name: set() for file in files})
+
+
+def _keys(rows: pa.Table) -> set[tuple[Any, ...]]:
+    return set(zip(*(rows[name].to_pylist() for name in CALIBRATION.names), strict=True))
 
 
 def _from_json(path: Path) -> VerifyCost:

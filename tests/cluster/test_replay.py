@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from dfbench.analysis import stats
 from dfbench.analysis.store import open_run
-from dfbench.cluster import cli_replay, predict, replay, runs, verify_cost
+from dfbench.cluster import cli_replay, replay, runs, tune, verify_cost
 from dfbench.cluster import plan as plans
 from dfbench.cluster.cli import app
 from dfbench.cluster.commit import Committer, FinishedShard
@@ -25,8 +24,10 @@ from dfbench.cluster.runspec import ShardReader
 from dfbench.cluster.sources import SourceOptions
 from dfbench.cluster.sources_run import DIVERGED
 from dfbench.cluster.sweep import validate
+from dfbench.drafters.base import DrafterContext
 from dfbench.errors import OptionError, RunError, SweepError, UsageError, WorkloadError
 from dfbench.workers.actor import Worker
+from dfbench.workers.records import CALIBRATION
 
 ARMS: list[Any] = [
     "ar",
@@ -154,7 +155,9 @@ def test_a_run_without_an_end_of_text(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_replay_of_smollm2_is_exact(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    texts = ["Repeat three times: the cat sat on the mat.", "def add(a, b):\n    return a + b\n\ndef sub(a, b):"]
+    texts = ["Repeat: the cat sat on the mat.", "def add(a, b):\n    return a + b\n\ndef sub(a, b):"]
+    # One arm a drafter, and both shapes of tree: variants of options decide nothing that a model could disturb.
+    arms = [arm for arm in ARMS if isinstance(arm, str) or arm["name"] in ("tree", "suffix-tree")]
     prompts.write_text("".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(texts)))
     made = live(
         tmp_path / "live",
@@ -162,13 +165,14 @@ def test_replay_of_smollm2_is_exact(tmp_path: Path) -> None:
         model={"id": "smollm2-135m-instruct", "dtype": "float32"},
         scripted={},
         workloads=[{"name": "w", "file": str(prompts)}],
-        max_new_tokens=16,
+        max_new_tokens=12,
         calibrate=False,
+        arms=arms,
     )
     outputs = {(job["prompt_id"], job["arm"]): job["output_ids"] for job in table(made, "jobs")}
     same = {key for key, output in outputs.items() if output == outputs[key[0], "ar"]}
-    assert len(same) >= 2 * len(ARMS) - 2, "float32 hardly ever diverges"
-    again = replayed(tmp_path / "again", made, ARMS)
+    assert len(same) >= 2 * len(arms) - 2, "float32 hardly ever diverges"
+    again = replayed(tmp_path / "again", made, arms)
     expected, found = steps(made), steps(again)
     assert {key: rows for key, rows in found.items() if key[1:] in same} == {
         key: rows for key, rows in expected.items() if key[1:] in same
@@ -260,27 +264,74 @@ def test_turns_carry_their_context(tmp_path: Path) -> None:
     assert [len(rows) for rows in steps(run).values()] == [3, 1], "the second turn is copied from the first"
 
 
-def test_predictions_follow_the_cost_curve(tmp_path: Path) -> None:
+def modelled(run_dir: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """MAT and predicted speedup by curve, workload and arm."""
+    with open_run(run_dir) as connection:
+        rows = connection.sql("select curve, workload, arm, mat, speedup_model from speedup_model").fetchall()
+    return {(curve, workload, arm): (mat, speedup) for curve, workload, arm, mat, speedup in rows}
+
+
+def test_predictions_follow_the_cost_curves_that_a_replay_was_given(tmp_path: Path) -> None:
     run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["ar", "pld"])
-    flat = verify_cost.relative("flat", {1: 1.0, 100: 1.0})
-    steep = verify_cost.relative("steep", {1: 1.0, 2: 2.0, 100: 100.0})
-    by_arm = {(p.workload, p.arm): p for p in predict.predict(run, flat, stats.ratio_interval)}
-    assert by_arm["a", "ar"].speedup == 1.0
-    assert by_arm["a", "pld"].speedup == pytest.approx(by_arm["a", "pld"].mat), "free width: speedup is MAT"
-    assert by_arm["a", "pld"].prompts == 6
-    costly = {(p.workload, p.arm): p for p in predict.predict(run, steep, stats.ratio_interval)}
-    assert costly["a", "pld"].speedup < 1
+    assert {(row[0], row[2]) for row in modelled(run)} == {(None, "ar"), (None, "pld")}
+    for curve in (
+        verify_cost.relative("flat", {1: 1.0, 100: 1.0}),
+        verify_cost.relative("steep", {1: 1.0, 2: 2.0, 100: 100.0}),
+    ):
+        verify_cost.keep(run, curve)
+        verify_cost.keep(run, curve)
+    found = modelled(run)
+    assert len(found) == 2 * 4 and len(table(run, "calibration")) == 5, "a curve is kept once"
+    assert found["flat", "a", "ar"] == (1.0, 1.0)
+    mat, speedup = found["flat", "a", "pld"]
+    assert speedup == pytest.approx(mat) and mat > 1.4, "free width: speedup is MAT"
+    assert found["steep", "a", "pld"][1] < 1
+
+
+def test_the_view_and_tune_predict_alike(tmp_path: Path) -> None:
+    file = traces(tmp_path / "t.jsonl")
+    run = replayed(tmp_path / "run", file, ["ar", "pld", {"name": "tree", "drafter": "cacheback", "draft": "tree"}])
+    grid = np.outer([1.0, 1.7, 2.9], [1.0, 1.2, 3.1]) * 1e6
+    verify_cost.keep(run, curve := verify_cost.VerifyCost("c", np.array([5, 20, 30]), np.array([1, 6, 40]), grid))
+    evaluator = tune.Evaluator(curve, DrafterContext())
+    rows = [row for row in replay.open_source(file, SourceOptions()) if row.workload == "a"]
+    for arm, drafter, options in (("pld", "pld", {}), ("tree", "cacheback", {"draft": "tree"})):
+        score = tune.Score()
+        evaluator.extend(score, tune.Config(drafter, options, {}), rows)
+        assert modelled(run)["c", "a", arm] == pytest.approx((score.mat, score.speedup))
+
+
+def test_a_measured_curve_is_kept_as_it_was_measured(tmp_path: Path) -> None:
+    about = {"run_id": "x", "worker_id": "w", "device": "GPU", "model": "m", "dtype": "bf16", "engine": "cached"}
+    rows = [
+        {
+            **about,
+            "stack": "s",
+            "kind": "forward",
+            "context": 8,
+            "queries": queries,
+            "sample": sample,
+            "ns": ns + sample,
+        }
+        for queries, ns in ((1, 10), (20, 10))
+        for sample in range(3)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=CALIBRATION), tmp_path / "c.parquet")
+    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["pld"])
+    verify_cost.keep(run, verify_cost.load(str(tmp_path / "c.parquet")))
+    assert [{**row, "run_id": "x"} for row in table(run, "calibration")] == [{**row, "bytes": None} for row in rows]
+    assert set(modelled(run)) == {("m, bf16, cached, GPU", "a", "pld"), ("m, bf16, cached, GPU", "b", "pld")}
 
 
 def test_predictions_are_held_against_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = live(tmp_path / "live", arms=["ar", "pld"])  # a pass of the scripted target takes 1 ms, whatever its width
     again = replayed(tmp_path / "again", run, ["ar", "pld"])
-    curve = verify_cost.relative("flat", {1: 1.0, 100: 1.0})
-    cli_replay._predictions(again, curve, replay.open_source(run, SourceOptions()))
+    verify_cost.keep(again, verify_cost.relative("flat", {1: 1.0, 100: 1.0}))
+    verify_cost.keep(again, verify_cost.relative("dearer", {1: 1.0, 2: 2.0, 100: 2.0}))
+    cli_replay._predictions(again, "flat", run)
     printed = capsys.readouterr().out
-    assert "prediction against measurement: median absolute error 0.0% over 4 cells" in printed
-    halved = verify_cost.relative("dearer", {1: 1.0, 2: 2.0, 100: 2.0})
-    cli_replay._predictions(again, halved, replay.open_source(run, SourceOptions()))
+    assert "prediction against measurement: median absolute error 0.0% over 2 cells" in printed
+    cli_replay._predictions(again, "dearer", run)
     assert "median absolute error 0.0%" not in capsys.readouterr().out
 
 
