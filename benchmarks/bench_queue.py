@@ -31,7 +31,8 @@ from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, TargetSpec
 
 ARMS = (ArmSpec("ar", "ar"), ArmSpec("pld", "pld"), ArmSpec("cacheback", "cacheback"))
 TOKENS = 4
-SHARDS_A_WORKER = 24
+SHARDS_A_WORKER = 10
+SLEEPING_TOKENS = 8
 MEGABYTE = 2**20
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100_000, help="jobs of zero cost (part 1)")
     parser.add_argument("--plan", type=int, default=1_000_000, help="jobs of the large plan (part 2)")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4, 8, 16], help="worker counts (part 3)")
-    parser.add_argument("--step-ms", type=float, default=25.0, help="what a pass of a sleeping target takes (part 3)")
+    parser.add_argument("--step-ms", type=float, default=100.0, help="what a pass of a sleeping target takes (part 3)")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="dfbench-bench-"))
     try:
@@ -152,31 +153,44 @@ def large_plan(run_dir: Path, jobs: int) -> None:
 
 
 def scaling(run_dir: Path, workers: list[int], step_ms: float) -> None:
-    """How much of their time workers spend in jobs while all of them are there: 1 = the queue costs nothing."""
+    """Jobs a second of sleeping targets while all workers are at work, against as many times what one alone does.
+
+    What starting costs (loading, the last shards with fewer workers than before) is left out: it does not grow with the
+    sweep. What remains is what dispatch, records and commits take from the workers, and what they take from each other.
+    """
     print(f"3. targets that sleep {step_ms:g} ms a pass, {SHARDS_A_WORKER} shards of {len(ARMS)} jobs a worker")
-    reference = 0.0
+    alone = 0.0
     for count in workers:
         place = run_dir / str(count)
-        make(place, SHARDS_A_WORKER * count * len(ARMS), ARMS, 16, step_ms=step_ms, period=1000).close()
+        make(place, SHARDS_A_WORKER * count * len(ARMS), ARMS, SLEEPING_TOKENS, step_ms=step_ms, period=1000).close()
         driver.run(place, driver.Options(workers=count, workers_per_node=count))
-        share, window = busy_share(place)
-        reference = reference or share
-        print(f"   {count:>3} workers: busy {share:.2f}, efficiency {share / reference:.2f}, over {window:.1f} s")
+        rate, window = steady_rate(place)
+        alone = alone or rate / count
+        print(
+            f"   {count:>3} workers: {rate:6.2f} jobs/s over {window:.0f} s, {rate / count:.3f} each, "
+            f"efficiency {rate / count / alone:.3f}",
+            flush=True,
+        )
 
 
-def busy_share(run_dir: Path) -> tuple[float, float]:
-    """Share of worker time spent in jobs between the last worker's first job and the first worker's last, and how
-    long that was. A scripted target's own clock says how long a job should take; the rest is overhead."""
+def steady_rate(run_dir: Path) -> tuple[float, float]:
+    """Jobs a second between the last worker's first job and the first worker's last, and how many seconds that was.
+
+    A job counts by the share of it that falls into that time.
+    """
     jobs: dict[str, list[tuple[float, float]]] = {}
     with Ledger.open(run_dir, readonly=True) as ledger:
         for file in ledger.files("jobs"):
-            table = pq.read_table(run_dir / file.name, columns=["worker_id", "began_at", "wall_ns"])
-            for worker, began, wall in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                jobs.setdefault(worker, []).append((began.timestamp(), began.timestamp() + wall / 1e9))
+            table = pq.read_table(run_dir / file.name, columns=["worker_id", "began_at", "wall_ns", "warmup"])
+            for worker, began, wall, warmup in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                if not warmup:
+                    jobs.setdefault(worker, []).append((began.timestamp(), began.timestamp() + wall / 1e9))
     start = max(min(begin for begin, _ in spans) for spans in jobs.values())
     stop = min(max(end for _, end in spans) for spans in jobs.values())
-    busy = sum(max(min(end, stop) - max(begin, start), 0) for spans in jobs.values() for begin, end in spans)
-    return busy / (len(jobs) * max(stop - start, 1e-9)), stop - start
+    done = sum(
+        max(min(end, stop) - max(begin, start), 0) / (end - begin) for spans in jobs.values() for begin, end in spans
+    )
+    return done / (stop - start), stop - start
 
 
 def timed(action: Callable[[], T]) -> tuple[T, float]:

@@ -110,6 +110,24 @@ def default_address(environ: Mapping[str, str] = os.environ) -> str:
     return here.pop() if len(here) == 1 else "127.0.0.1"
 
 
+def own_cluster(environ: Mapping[str, str] = os.environ) -> str:
+    """What `auto` means here: RAY_ADDRESS, else the head of this machine's one Ray node, else "auto" for Ray to tell.
+
+    Raises ClusterError where nodes of several clusters run: Ray would take the one that was started last.
+    """
+    if environ.get("RAY_ADDRESS", "auto") not in ("auto", "local", ""):
+        return environ["RAY_ADDRESS"]
+    found: set[str] = set()
+    for labelled in (True, False):
+        found = found or {address for head in (True, False) for _, address in raylets(head, labelled=labelled)}
+    if len(found) > 1:
+        raise ClusterError(
+            f"nodes of several Ray clusters run on this machine ({', '.join(sorted(found))}): write --address with the "
+            "head of the one that is meant."
+        )
+    return found.pop() if found else "auto"
+
+
 def is_loopback(address: str) -> bool:
     """Whether `host:port` can only be reached from this machine."""
     host = address.rpartition(":")[0].strip("[]")

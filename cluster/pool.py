@@ -21,6 +21,7 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from dfbench.cluster.commit import FinishedShard
+from dfbench.cluster.head import own_cluster
 from dfbench.cluster.runspec import ShardRow
 from dfbench.cluster.stack import DEVICE_LABEL
 from dfbench.errors import ClusterError
@@ -84,6 +85,8 @@ def connect(address: str = "local", *, workers: int | None = None, labels: Mappi
             }
         )
         return
+    if address == "auto":
+        address = own_cluster()
     _require_answer(address)
     authenticate(os.environ.get("RAY_AUTH_MODE") or ("token" if has_token() else "disabled"))
     try:

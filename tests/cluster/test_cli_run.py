@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,18 @@ def test_status_tells_a_driver_at_work_from_one_that_died(desk: Path) -> None:
     assert now.rate is not None and now.eta_s == pytest.approx(6 / now.rate)
 
 
+def test_watching_into_a_pipe_says_something_now_and_then(desk: Path, dfbench: Run, monkeypatch: Any) -> None:
+    """What another machine sees of `status --watch --address`: lines as it goes, the tables when the driver is gone."""
+    runs.create(desk / "r", planned())
+    begun = status.read(desk / "r")
+    steps = iter([replace(begun, driver=True), begun])
+    monkeypatch.setattr(status, "read", lambda _: next(steps))
+    monkeypatch.setattr(cli_run.time, "sleep", lambda _: None)
+    lines = dfbench("status", "r", "--watch").out.splitlines()
+    assert lines[0] == "s, planned, 0 of 6 jobs done"
+    assert lines[1].startswith("r: s, planned") and "arm" in lines[2]
+
+
 def test_retry_marks_and_cancel_takes_back(desk: Path, dfbench: Run) -> None:
     run_dir = desk / "r"
     runs.create(run_dir, planned())
@@ -215,6 +228,10 @@ def test_a_run_directory_in_place_of_a_sweep_goes_on_alone(desk: Path, dfbench: 
     runs.create(desk / "r", planned("max_attempts=7", "progress_deadline_s=5.0"))
     dfbench("cancel", "r")
     (desk / "s.yaml").unlink()
+    (desk / "r" / "sweep.yaml").rename(desk / "kept")
+    assert dfbench("submit", "r").code == 2
+    assert status.read(desk / "r").state == "cancelled"  # what cannot go on is left as it is
+    (desk / "kept").rename(desk / "r" / "sweep.yaml")
     assert "leave the other options out" in dfbench("submit", "r", "--set", "repeats=2").err
     result = dfbench("submit", "r", "--allow-version-change")
     assert result.code == 0 and "it was cancelled: 6 jobs are pending again" in result.out

@@ -109,6 +109,27 @@ def test_the_default_head_is_rays_address_then_the_node_here(monkeypatch: pytest
     assert heads.default_address({}) == "127.0.0.1"
 
 
+def test_auto_is_the_one_cluster_that_this_machine_is_a_node_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def running(*found: tuple[str, bool]) -> None:
+        """Ray nodes here: the address of each one's head, and whether dfbench started it."""
+        monkeypatch.setattr(
+            heads,
+            "raylets",
+            lambda head, labelled: iter([(None, at) for at, ours in found if head and (ours or not labelled)]),
+        )
+
+    running()
+    assert heads.own_cluster({}) == "auto"
+    running(("10.0.0.9:6379", False))
+    assert heads.own_cluster({}) == "10.0.0.9:6379"
+    running(("10.0.0.9:6379", True), ("127.0.0.1:4000", False))  # the private Ray of some driver is not meant
+    assert heads.own_cluster({}) == "10.0.0.9:6379"
+    running(("10.0.0.9:6379", True), ("10.0.0.8:6379", True))
+    with pytest.raises(ClusterError, match=r"several Ray clusters run on this machine \(10\.0\.0\.8:6379, 10\.0\.0\.9"):
+        heads.own_cluster({})
+    assert heads.own_cluster({"RAY_ADDRESS": "10.0.0.8:6379"}) == "10.0.0.8:6379"
+
+
 @given(st.text())
 def test_any_text_becomes_a_label_value_that_ray_takes(text: str) -> None:
     from ray._private.label_utils import validate_label_value
