@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from dfbench.cluster.driver import Result
     from dfbench.cluster.plan import Plan
+    from dfbench.cluster.status import Status
     from dfbench.cluster.sweep import Sweep
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     sweep: Annotated[
-        str, typer.Argument(metavar="SWEEP", help="Sweep file, built-in sweep (quick, qwen3-8b), or run directory.")
+        str, typer.Argument(metavar="SWEEP", help="Sweep file, built-in sweep (quick, qwen3-8b, cacheback), or run directory.")
     ],
     run: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME-TIME.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Start afresh, even where an unfinished run could go on.")] = False,
@@ -277,7 +278,7 @@ def status(
     elif not watch:
         console.print(standing.render(now))
     elif not console.is_terminal:
-        _watch_plainly(run_dir, console)
+        _watch_plainly(run_dir, now, console)
     else:
         with Live(standing.render(now), console=console, auto_refresh=False) as live:
             while now.driver:
@@ -286,12 +287,12 @@ def status(
                 live.update(standing.render(now), refresh=True)
 
 
-def _watch_plainly(run_dir: Path, console: Console) -> None:
+def _watch_plainly(run_dir: Path, now: Status, console: Console) -> None:
     """For a file or a pipe, such as another machine that asks the head: a line now and then, the tables at the end."""
     from dfbench.cluster import progress
     from dfbench.cluster import status as standing
 
-    now, said, said_at = standing.read(run_dir), "", float("-inf")
+    said, said_at = "", float("-inf")
     while now.driver:
         line = standing.line(now)
         if line != said and time.monotonic() - said_at >= progress.PLAIN_EVERY_S:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_ID = 2**31 - 1
+MAX_TEXT, MAX_TOKENS = 1 << 24, 1 << 22
+"""Characters and tokens of one exchange, four to sixteen times any model's context: beyond that, memory is at stake."""
 CUT_AT_END = "tokens after the first end of text were cut"
 
 
@@ -40,9 +42,13 @@ class Tokens:
     def of(self, exchange: Exchange) -> Tokenised | Skip:
         """The exchange's ids, or why it has none."""
         if exchange.output_ids is not None and exchange.prompt_ids is not None:
+            if len(exchange.prompt_ids) + len(exchange.output_ids) > MAX_TOKENS:
+                return Skip(f"more than {MAX_TOKENS:,} tokens, longer than any context")
             found = self._given(exchange.prompt_ids, exchange.output_ids)
         elif self.tokenizer is None:
             return Skip("text, but no tokenizer was named")
+        elif _characters(exchange) > MAX_TEXT:
+            return Skip(f"more than {MAX_TEXT >> 20} MiB of text, longer than any context")
         else:
             found = self._tokenised(exchange, self.tokenizer)
         if isinstance(found, Skip):
@@ -82,6 +88,11 @@ class Tokens:
         if end is not None and end + 1 < len(output):
             return Tokenised(prompt, output[: end + 1], (*notes, CUT_AT_END))
         return Tokenised(prompt, output, notes)
+
+
+def _characters(exchange: Exchange) -> int:
+    asked = sum(len(message["content"]) for message in exchange.messages)
+    return asked + len(exchange.prompt or "") + len(exchange.text or "")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

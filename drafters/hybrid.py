@@ -61,7 +61,7 @@ class Part(Options):
 
 
 def _long() -> Part:
-    return Part(drafter="suffix", options={"factor": 4.0, "mode": "tree", "max_draft": 24})
+    return Part(drafter="suffix", options={"depth": 64, "factor": 4.0, "mode": "tree", "max_draft": 24})
 
 
 def _wide() -> Part:

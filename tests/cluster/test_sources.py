@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dfbench.cluster import sources_files
+from dfbench.cluster import sources_files, sources_tokens
 from dfbench.cluster.sources import IdMask, LogSource, Recording, SourceOptions, masked, write_jsonl
 from dfbench.cluster.sources_files import Document, Fault, documents
 from dfbench.errors import ModelError, WorkloadError
@@ -123,9 +123,12 @@ def test_deep_nesting_is_no_crash(tmp_path: Path) -> None:
     assert [type(d) for d in documents(file)] == [Fault, Document]
 
 
-@settings(max_examples=30, deadline=None)
+TEXTS = st.text('ab"\\\\{}[],é', max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.dictionaries(st.text(max_size=3), st.recursive(st.none() | st.text() | st.integers(), st.lists))),
+    st.lists(st.dictionaries(TEXTS, st.none() | TEXTS | st.lists(TEXTS | st.lists(TEXTS), max_size=3)), max_size=5),
     st.sampled_from([1, 2, 7, 64]),
 )
 def test_arrays_are_split_wherever_chunks_end(values: list[dict[str, Any]], chunk: int) -> None:
@@ -279,6 +282,20 @@ def test_what_is_left_out_is_counted(row: Any, expected: dict[str, int], tmp_pat
     assert recordings[0].output_ids == ids("b <end>")
     place = next(iter(source.summary.skipped.values())).places[0]
     assert place == "log.jsonl, line 2"
+
+
+def test_what_no_context_holds_is_left_out(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources_tokens, "MAX_TEXT", 1 << 20)
+    monkeypatch.setattr(sources_tokens, "MAX_TOKENS", 100)
+    long = {"prompt": "a", "completion": "b " * (1 << 19) + "b"}
+    ids = {"prompt_ids": [5] * 50, "output_ids": [6] * 51}
+    file = write(tmp_path / "log.jsonl", long, {"prompt": "a", "completion": "b"}, ids)
+    recordings, source = read(file, tokenizer=tokenizer)
+    assert [r.place for r in recordings] == ["log.jsonl, line 2"]
+    assert skipped(source) == {
+        "more than 1 MiB of text, longer than any context": 1,
+        "more than 100 tokens, longer than any context": 1,
+    }
 
 
 def test_further_choices_are_counted(tmp_path: Path, tokenizer: str) -> None:
