@@ -47,7 +47,10 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     sweep: Annotated[
-        str, typer.Argument(metavar="SWEEP", help="Sweep file, built-in sweep (quick, qwen3-8b, cacheback), or run directory.")
+        str,
+        typer.Argument(
+            metavar="SWEEP", help="Sweep file, built-in sweep (quick, qwen3-8b, cacheback), or run directory."
+        ),
     ],
     run: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME-TIME.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Start afresh, even where an unfinished run could go on.")] = False,
