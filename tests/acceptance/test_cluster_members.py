@@ -29,15 +29,14 @@ from dfbench.cluster.head import auth_token, read_head
 from dfbench.cluster.ledger import Ledger
 from dfbench.errors import ClusterError, DfbenchError, UsageError
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
-# Enough that much is left to do when a node dies, however slowly the test looks.
-PROMPTS, ARMS = 60, 2
+PROMPTS, ARMS = 10, 2
 INTRUDER = "127.0.0.66"
 SWEEP = f"""\
 name: steady
 target: scripted
-scripted: {{prompts: {PROMPTS}, step_ms: 10}}
+scripted: {{prompts: {PROMPTS}}}
 workloads: [made]
 arms: [ar, pld]
 max_new_tokens: 30
@@ -63,7 +62,7 @@ class Cluster:
     def run(self, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
         environment = {**self.environment, **changes}
         return subprocess.run(
-            self.command(*words), env=environment, cwd=self.folder, capture_output=True, text=True, timeout=120
+            self.command(*words), env=environment, cwd=self.folder, capture_output=True, text=True, timeout=300
         )
 
     def fine(self, *words: str) -> str:
@@ -170,7 +169,7 @@ def here(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def until(holds: Callable[[], bool], within_s: float = 90) -> None:
+def until(holds: Callable[[], bool], within_s: float = 200) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"
@@ -226,18 +225,23 @@ def test_a_sweep_goes_on_when_a_node_dies(cluster: Cluster) -> None:
     (cluster.folder / "sweep.yaml").write_text(SWEEP)
     run_dir = cluster.folder / "run"
     words = ["submit", "sweep.yaml", "--address", cluster.address, "--run", str(run_dir)]
+    notes = cluster.folder / "notes"
+    notes.mkdir()
+    # The workers, one a node, stop in the middle of a shard, and go on once one of them is dead.
+    held = {**cluster.environment, "DFBENCH_FAULT": "worker.job:hold@3", "DFBENCH_FAULT_DIR": str(notes)}
     with (cluster.folder / "out").open("w") as out:
-        driver = subprocess.Popen(
-            cluster.command(*words), env=cluster.environment, cwd=cluster.folder, stdout=out, stderr=out
-        )
+        driver = subprocess.Popen(cluster.command(*words), env=held, cwd=cluster.folder, stdout=out, stderr=out)
         try:
-            until(lambda: _at_work_on(run_dir, "127.0.0.4") or driver.poll() is not None)
+            until(lambda: len([*notes.iterdir()]) == 3 or driver.poll() is not None)
             assert driver.poll() is None, (cluster.folder / "out").read_text()
+            until(lambda: _busy(cluster.address) == {"127.0.0.1", "127.0.0.3", "127.0.0.4"})
             cluster.raylet("127.0.0.4").kill()
-            assert driver.wait(timeout=180) == 0, (cluster.folder / "out").read_text()
+            (notes / "worker.job.go").touch()
+            assert driver.wait(timeout=300) == 0, (cluster.folder / "out").read_text()
         finally:
             driver.kill()
             driver.wait()
+    assert "(raylet)" not in (cluster.folder / "out").read_text()  # Ray's own account of it fills pages
     with Ledger.open(run_dir, readonly=True) as book:
         counts = book.counts()
         assert (counts.done, counts.total) == (PROMPTS * ARMS, PROMPTS * ARMS)
@@ -248,25 +252,21 @@ def test_a_sweep_goes_on_when_a_node_dies(cluster: Cluster) -> None:
     assert (status, text.split()) == (0, ["n,ids", f"{PROMPTS * ARMS},{PROMPTS * ARMS}"])
 
 
-def _at_work_on(run_dir: Path, node: str) -> bool:
-    """Whether some jobs are done and this node has a shard in hand."""
-    if not (run_dir / "ledger.db").is_file():
-        return False
-    with Ledger.open(run_dir, readonly=True) as book:
-        names = {worker.worker_id: worker.node for worker in book.workers()}
-        return book.counts().done > 0 and node in {names.get(worker) for worker in book.running().values()}
+def _busy(address: str) -> set[str]:
+    """The nodes that `dfbench nodes` shows with a shard in hand."""
+    document = json.loads(here("nodes", "--address", address, "--format", "json")[1])
+    return {node["name"] for node in document["nodes"] if node["state"] == "busy" and node["shards"]}
 
 
 def test_ray_itself_takes_no_node_without_the_token(cluster: Cluster, intruder: subprocess.Popen[str]) -> None:
-    said = intruder.communicate(timeout=120)[0]
+    said = intruder.communicate(timeout=300)[0]
     assert intruder.returncode != 0, said
     assert INTRUDER not in {node.name for node in read_head(cluster.address).nodes}
 
 
 def test_the_dead_node_is_listed_as_gone(cluster: Cluster) -> None:
-    status, text = here("nodes", "--address", cluster.address)
-    assert status == 1
-    assert "127.0.0.4: gone: " in text
+    until(lambda: "127.0.0.4: gone: " in here("nodes", "--address", cluster.address)[1])
+    assert here("nodes", "--address", cluster.address)[0] == 1
 
 
 def test_detached_the_head_drives_and_answers_from_afar(cluster: Cluster) -> None:
@@ -298,6 +298,6 @@ def test_leaving_and_ending_leave_nothing_behind(cluster: Cluster) -> None:
     assert here("join", "--leave", cluster.address)[0] == 0
     assert [node.is_head for node in read_head(cluster.address).alive] == [True]
     assert here("down", "--here", "--port", str(cluster.ports))[0] == 0
-    until(lambda: not cluster.processes(), within_s=30)
+    until(lambda: not cluster.processes())
     with pytest.raises(ClusterError, match="no Ray head answers"):
         read_head(cluster.address)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import queue
 import shutil
 import sys
 import tempfile
@@ -61,23 +62,35 @@ def main() -> int:
     return summary(results, time.monotonic() - began)
 
 
-def at_once(trials: list[tuple[str, int]], jobs: int, keep: Path | None) -> Iterator[Result]:
-    """The results of these trials as they come, from so many processes."""
+def at_once(
+    trials: list[tuple[str, int]], jobs: int, keep: Path | None = None, *, always_again: bool = True
+) -> Iterator[Result]:
+    """The results of these trials (name and seed) as they come, from so many processes. See `trials.attempt`."""
     context = multiprocessing.get_context("spawn")
-    todo: Any = context.SimpleQueue()
-    results: Any = context.SimpleQueue()
-    processes = [context.Process(target=work, args=(todo, results, keep)) for _ in range(min(jobs, len(trials)))]
+    todo, results = context.Queue(), context.Queue()
+    arguments = (todo, results, keep, always_again)
+    processes = [context.Process(target=work, args=arguments) for _ in range(min(jobs, len(trials)))]
     for trial in [*trials, *[None] * len(processes)]:
         todo.put(trial)
     for process in processes:
         process.start()
     for _ in trials:
-        yield results.get()
+        yield _next(results, processes)
     for process in processes:
         process.join()
 
 
-def work(todo: Any, results: Any, keep: Path | None) -> None:
+def _next(results: Any, processes: list[Any]) -> Result:
+    while True:
+        alive = any(process.is_alive() for process in processes)
+        try:
+            return results.get(timeout=1.0)  # type: ignore[no-any-return]
+        except queue.Empty:
+            if not alive:
+                raise RuntimeError("the processes that make trials have died") from None
+
+
+def work(todo: Any, results: Any, keep: Path | None, always_again: bool) -> None:
     """Make trials until there are no more, on one cluster; after a broken one on a fresh one."""
     folder = Path(tempfile.mkdtemp(prefix="dfbench-chaos-"))
     cluster = Cluster(cpus=1)
@@ -85,7 +98,7 @@ def work(todo: Any, results: Any, keep: Path | None) -> None:
         while (trial := todo.get()) is not None:
             name, seed = trial
             place = folder / f"{name} {seed}".replace(" ", "-")
-            result = one(name, seed, place, cluster)
+            result = one(name, seed, place, cluster, always_again)
             if result.broken:
                 if keep is not None:
                     shutil.copytree(place, keep / place.name, dirs_exist_ok=True)
@@ -98,9 +111,9 @@ def work(todo: Any, results: Any, keep: Path | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def one(name: str, seed: int, place: Path, cluster: Cluster) -> Result:
+def one(name: str, seed: int, place: Path, cluster: Cluster, always_again: bool) -> Result:
     try:
-        return Result(name, seed, attempt(name, place, cluster, seed))
+        return Result(name, seed, attempt(name, place, cluster, seed, always_again=always_again))
     except NotPossible as error:
         return Result(name, seed, skipped=str(error))
     except Exception as error:

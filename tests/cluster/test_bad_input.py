@@ -162,10 +162,10 @@ def test_run_directories(dfbench: Run, desk: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_directory_on_a_network_file_system(dfbench: Run, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dfbench.cluster import ledger
+    from dfbench.cluster import run_place
 
     (desk / "s.yaml").write_text(GOOD)
-    monkeypatch.setattr(ledger, "file_system", lambda *_: "nfs4")
+    monkeypatch.setattr(run_place, "file_system", lambda *_: "nfs4")
     assert "is on a network file system (nfs4)" in refused(dfbench, desk, "submit", "s.yaml")
 
 
