@@ -151,7 +151,7 @@ def count() -> int:
     return 200_000 if total else 0
 
 
-def rate(workers: int, spin: bool = False, seconds: float = 4.0) -> tuple[float, float]:
+def rate(workers: int, spin: bool = False, seconds: float = 2.0) -> tuple[float, float]:
     """Tokens (or counts) a second of all workers together: of wall time, and of each one's own CPU time."""
     context = multiprocessing.get_context("spawn")
     ready, found = context.Barrier(workers), context.Queue()
@@ -167,7 +167,7 @@ def rate(workers: int, spin: bool = False, seconds: float = 4.0) -> tuple[float,
 def scaling() -> None:
     """Two workers against one, in turns; beside them, what plain counting gains here from a second core."""
     for what, spin in (("two workers against one", False), ("two cores against one, plain counting", True)):
-        pairs = [(rate(2, spin), rate(1, spin)) for _ in range(3)]
+        pairs = [(rate(2, spin), rate(1, spin)) for _ in range(7)]
         for place, clock in enumerate(("wall time", "CPU time")):
             ratios = [two[place] / one[place] for two, one in pairs]
             listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
