@@ -116,7 +116,12 @@ def fits(model: PreTrainedModel) -> bool:
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers.models."):
         return False
     inner: Any = model.model
-    plain = all(type(part) is torch.nn.Linear for layer in inner.layers for part in _linears(layer))
+    # A quantised weight is a tensor of another class in an ordinary Linear.
+    plain = all(
+        type(part) is torch.nn.Linear and type(part.weight) is torch.nn.Parameter
+        for layer in inner.layers
+        for part in _linears(layer)
+    )
     hooked = any(getattr(module, "_hf_hook", None) is not None for module in model.modules())
     return plain and not hooked and model.config._attn_implementation in ("sdpa", "eager")
 

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -210,13 +211,24 @@ def _numerics() -> dict[str, Any]:
 
 def weights(model: Any) -> dict[str, int]:
     """Bytes of all weights, each storage once, and of an input embedding that the output does not share."""
-    storages = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    held = (part for tensor in (*model.parameters(), *model.buffers()) for part in _plain(tensor))
+    storages = {tensor.data_ptr(): tensor for tensor in held}
     embedding = model.get_input_embeddings().weight
     tied = embedding.data_ptr() == model.get_output_embeddings().weight.data_ptr()
     return {
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in storages.values()),
         "untied_input_embedding_bytes": 0 if tied else embedding.numel() * embedding.element_size(),
     }
+
+
+def _plain(tensor: Any) -> Iterator[Any]:
+    """The tensors that hold a weight: quantised ones look like one of their wide type and hold several."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _plain(getattr(tensor, name))
 
 
 def kv_bytes_per_token(target: TorchTarget) -> int:

@@ -85,3 +85,11 @@ def test_an_installed_copy_has_no_commit(tmp_path: Path, monkeypatch: pytest.Mon
     provenance._commit.cache_clear()
     assert provenance._commit(tmp_path) == {"commit": "abc123", "dirty": True}
     provenance._commit.cache_clear()
+
+
+def test_a_weight_of_several_tensors_counts_them_all() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor  # Built as quantised weights are: a shell around others.
+
+    part = torch.zeros(8, 4, dtype=torch.int8)
+    weight = TwoTensor(part, TwoTensor(part.clone(), part.clone()))
+    assert [each.numel() for each in provenance._plain(weight)] == [32, 32, 32]
