@@ -49,8 +49,10 @@ $(DEV_READY): $(TEST_READY)
 demo: $(READY)
 	$(BIN)/dfbench demo
 
+# What starts clusters and loads the model has the machine to itself; the rest shares the cores, one process each.
 test: $(TEST_READY)
-	$(BIN)/pytest -q --durations=10
+	$(BIN)/pytest -q --durations=10 -m "not model and not ray and not chaos" -n 2 --dist loadfile
+	$(BIN)/pytest -q --durations=10 -m "model or ray or chaos"
 
 test-unit: $(TEST_READY)
 	$(BIN)/pytest -q -m "not model and not ray and not chaos"
