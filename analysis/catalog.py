@@ -52,6 +52,13 @@ class View(NamedTuple):
         return re.split(r"create or replace view \w+ as\n", self.sql, maxsplit=1)[1].strip().removesuffix(";")
 
     @property
+    def reads(self) -> frozenset[str]:
+        """Names of the tables and views that its statement reads, its own parts (`with … as (`) left out."""
+        statement = re.sub(r"--.*", "", self.sql)
+        parts = re.findall(r"(\w+) as (?:materialized )?\(", statement)
+        return frozenset(re.findall(r"\b(?:from|join)\s+(\w+)", statement)).difference(parts)
+
+    @property
     def schema(self) -> pa.Schema:
         """Its columns as Arrow's, from the head of its file."""
         return pa.schema([(column.name, TYPES[column.type]) for column in self.columns])

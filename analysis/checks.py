@@ -113,7 +113,7 @@ def _losslessness(con: duckdb.DuckDBPyConnection) -> list[Check]:
         return []
     text = (
         f"{total['compared']} of {total['planned']} planned pairs compared, {total['identical']} with identical "
-        f"outputs; {total['differing']} of {total['tokens']} tokens differ"
+        f"outputs; {total['tokens'] - total['differing']} of {total['tokens']} tokens compared are identical"
     )
     if total["divergences"]:
         classes = ("ties", "ulps", "unresolved", "violations")
@@ -124,9 +124,15 @@ def _losslessness(con: duckdb.DuckDBPyConnection) -> list[Check]:
         state = "finding"
     elif total["unresolved"] or total["compared"] < (total["planned"] or 0):
         state = "note"
-    if total["divergences"]:
+    control_sql = (
+        "select sum(control_divergences)::bigint as diverged, sum(controls)::bigint as done from guard_summary"
+    )
+    control = rows(con, control_sql)[0]
+    if control["done"]:
+        text += f"; shape control: AR at the arms' widths parts from AR in {control['diverged']} of {control['done']}"
+    elif total["divergences"]:
         text += ". A class from logits clears nobody: run `dfbench guard`"
-    return [Check("losslessness", state, f"{text}.", sql)]
+    return [Check("losslessness", state, f"{text}.", f"{sql};\n\n{control_sql}")]
 
 
 def _left_out(con: duckdb.DuckDBPyConnection) -> list[Check]:

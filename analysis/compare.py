@@ -6,14 +6,14 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import duckdb
 
 from dfbench.analysis import functions
 from dfbench.analysis.stats import Interval, verdict
 from dfbench.analysis.store import rows
-from dfbench.errors import QueryError, RunError
+from dfbench.errors import QueryError, RunError, unknown
 
 ALIKE = ("device", "model", "revision", "dtype")
 """Columns in which two runs must agree: their figures may not be pooled or compared unless told."""
@@ -22,7 +22,7 @@ METRICS = ("mat", "speedup", "tokens_per_s")
 _JOBS = """
 select
     workload, arm, prompt_id, coalesce(prompt_sha, '') as prompt_sha, repeat, conversation, device, model, revision,
-    dtype, engine, stack, cache, tokens, steps, ar_decode_s, scaled_s, decode_s, comparable
+    dtype, engine, stack, cache, tokens, steps, ar_decode_s, scaled_s, decode_s, comparable, drafter, identical
 from pairs
 left join (select workload, prompt_id, prompt_sha from prompts) as prompts using (workload, prompt_id)
 """
@@ -36,7 +36,8 @@ select
     case when a.comparable and b.comparable then a.ar_decode_s end as a_ar,
     case when a.comparable and b.comparable then a.scaled_s end as a_scaled,
     case when a.comparable and b.comparable then b.ar_decode_s end as b_ar,
-    case when a.comparable and b.comparable then b.scaled_s end as b_scaled
+    case when a.comparable and b.comparable then b.scaled_s end as b_scaled,
+    a.drafter, a.identical as a_identical, b.identical as b_identical
 from a join b using (workload, arm, prompt_id, prompt_sha, repeat)
 """
 
@@ -62,6 +63,16 @@ select
 from units
 group by workload, arm, metric
 order by workload, arm, metric
+"""
+
+_OUTPUTS = """
+select workload, arm, count(*) as outputs,
+    count(*) filter (not a_identical) as a_differ, count(*) filter (not b_identical) as b_differ
+from paired
+where drafter <> 'ar' and a_identical is not null and b_identical is not null
+group by all
+having a_differ + b_differ > 0
+order by all
 """
 
 
@@ -94,6 +105,8 @@ class Comparison:
     only_a: int
     only_b: int
     notes: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    """How many outputs part from AR's in each run, over the same prompts: a sentence a workload and arm."""
 
 
 def compare(a: duckdb.DuckDBPyConnection, b: duckdb.DuckDBPyConnection, across: Collection[str] = ()) -> Comparison:
@@ -101,9 +114,9 @@ def compare(a: duckdb.DuckDBPyConnection, b: duckdb.DuckDBPyConnection, across: 
 
     Raises RunError when the runs differ in a column of ALIKE that `across` does not name, or have no job in common.
     """
-    unknown = sorted(set(across) - set(ALIKE))
-    if unknown:
-        raise QueryError(f"--across {unknown[0]} is not a column to compare across: write one of {', '.join(ALIKE)}.")
+    strange = sorted(set(across) - set(ALIKE))
+    if strange:
+        raise QueryError(f"--across {strange[0]} is not a column to compare across: write one of {', '.join(ALIKE)}.")
     _require_alike(a, b, across)
     scratch = duckdb.connect(":memory:")
     functions.register(scratch)
@@ -120,7 +133,17 @@ def compare(a: duckdb.DuckDBPyConnection, b: duckdb.DuckDBPyConnection, across: 
         scratch.sql(f"select count(*) from (select {keys} from {x} except select {keys} from {y})").fetchall()[0][0]
         for x, y in (("a", "b"), ("b", "a"))
     ]
-    return Comparison(changes, list(_setup(a, b)), only[0], only[1], _notes(across))
+    outputs = [_parted(row) for row in rows(scratch, _OUTPUTS)]
+    return Comparison(changes, list(_setup(a, b)), only[0], only[1], _notes(across), outputs)
+
+
+def _parted(row: dict[str, Any]) -> str:
+    removed = row["a_differ"] - row["b_differ"]
+    what = "no change" if not removed else f"{abs(removed)} {'fewer' if removed > 0 else 'more'}"
+    return (
+        f"{row['arm']} on {row['workload']}: of {row['outputs']} outputs, {row['a_differ']} part from AR's in A and "
+        f"{row['b_differ']} in B ({what})."
+    )
 
 
 def _notes(across: Collection[str]) -> list[str]:
@@ -183,28 +206,36 @@ def _provenance(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
 
 
 class Condition(NamedTuple):
-    """`--fail-if`: a metric, a direction, a size, and whether that is relative."""
+    """`--fail-if`: a metric, a direction, a size, and what of a change is measured by it (`parse_condition`)."""
 
     metric: str
     sign: str
     size: float
-    relative: bool
+    of: Literal["relative change", "change", "value"]
 
     def met(self, change: Change) -> bool:
         """Whether a change is one that fails."""
         if change.metric != self.metric:
             return False
-        value = change.change if self.relative else change.b - change.a
+        value = {"relative change": change.change, "change": change.b - change.a, "value": change.b}[self.of]
         return value < self.size if self.sign == "<" else value > self.size
 
 
 def parse_condition(text: str) -> Condition:
-    """`mat < -1%` (relative) or `speedup < -0.05` (absolute). Raises QueryError."""
-    match = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*(%?)\s*", text)
-    if not match or match[1] not in METRICS:
+    """`mat < -1%`: B's MAT is more than 1 % below A's. `mat < -0.05`, with a sign: more than 0.05 below A's.
+
+    `mat < 1.2`, without sign and %: B's own MAT is below 1.2, whatever A's is. Raises QueryError.
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
+    if not match:
         raise QueryError(
-            f"'{text}' is not a condition: write a metric ({', '.join(METRICS)}), < or >, and a change, "
-            "such as 'mat < -1%'."
+            f"'{text}' is not a condition: write a metric, < or >, and a size, such as 'mat < -1%' (change from A to "
+            "B), 'mat < -0.05' (the same, not relative) or 'mat < 1.2' (B's own)."
         )
-    size = float(match[3])
-    return Condition(match[1], match[2], size / 100 if match[4] else size, bool(match[4]))
+    metric, sign, signed, size, percent = match.groups()
+    if metric not in METRICS:
+        raise QueryError(unknown("metric", metric, METRICS))
+    value = float(signed + size)
+    if percent:
+        return Condition(metric, sign, value / 100, "relative change")
+    return Condition(metric, sign, value, "change" if signed else "value")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dfbench.analysis.checks import VERDICTS_SQL, Check, checks, verdicts
 from dfbench.analysis.compare import Comparison
+from dfbench.analysis.parts import PARTS_SQL, sentences
 from dfbench.analysis.query import markdown_cell
 from dfbench.analysis.store import rows
 
@@ -33,6 +34,7 @@ class Headline:
         self.groups = by_setup(con)
         self.checks = checks(con)
         self.verdicts = verdicts(con)
+        self.parts = sentences(con)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for setup, cells in self.groups:
@@ -47,6 +49,9 @@ class Headline:
             yield from (Text(f"  {line}") for line in self.verdicts[:SHOWN_VERDICTS])
         if len(self.verdicts) > SHOWN_VERDICTS:
             yield Text(f"  … {len(self.verdicts) - SHOWN_VERDICTS} more: dfbench sql differences")
+        if self.parts:
+            yield Text("What each part adds:", style="bold")
+            yield from (Text(f"  {line}") for line in self.parts)
 
 
 def headline(con: duckdb.DuckDBPyConnection) -> RenderableType:
@@ -62,7 +67,7 @@ def markdown(con: duckdb.DuckDBPyConnection) -> str:
         lines += [f"| {' | '.join(_HEADS)} |", f"|{'---|' * 2}{'---:|' * (len(_HEADS) - 2)}"]
         lines += [f"| {' | '.join(map(markdown_cell, _row(cell)))} |" for cell in cells] + [""]
     lines += [f"- {_MARKS[check.state][0]} {check.name}: {markdown_cell(check.text)}" for check in checks(con)]
-    lines += [f"- {markdown_cell(line)}" for line in verdicts(con)[:SHOWN_VERDICTS]]
+    lines += [f"- {markdown_cell(line)}" for line in (*verdicts(con)[:SHOWN_VERDICTS], *sentences(con))]
     return "\n".join(lines) + "\n"
 
 
@@ -75,6 +80,7 @@ def as_json(con: duckdb.DuckDBPyConnection) -> dict[str, Any]:
         "losslessness": {"sql": "from losslessness", "rows": rows(con, "from losslessness")},
         "checks": [check._asdict() for check in checks(con)],
         "verdicts": {"sql": VERDICTS_SQL, "lines": verdicts(con)},
+        "parts": {"sql": PARTS_SQL, "rows": rows(con, PARTS_SQL), "lines": sentences(con)},
     }
 
 
@@ -175,6 +181,8 @@ def comparison(found: Comparison) -> RenderableType:
     lines = [change.words for change in found.changes if change.change]
     if found.only_a or found.only_b:
         lines.append(f"Left out: {found.only_a} jobs that only A has and {found.only_b} that only B has.")
+    if found.outputs:
+        lines += ["Outputs that are not AR's:", *(f"  {line}" for line in found.outputs)]
     lines += found.notes
     lines.append("What changed in set-up:" if found.setup else "Nothing in the set-up differs.")
     lines += [f"  {name}: {a} → {b}" for name, a, b in found.setup]

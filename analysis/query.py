@@ -81,11 +81,15 @@ def listed() -> list[View]:
 
 
 def needs_more(con: duckdb.DuckDBPyConnection, query: str) -> bool:
-    """Whether a query typed so far is only a beginning."""
+    """Whether a query typed so far is only a beginning: DuckDB stumbles over its very end, or a bracket is open."""
     try:
         con.extract_statements(query)
     except duckdb.Error as error:
         first = str(error).splitlines()[0]
+        near = re.search(r'at or near "(.*)"$', first)
+        words = query.split()
+        if near and len(words) > 1 and words[-1].endswith(near[1]):
+            return True
         return "end of input" in first or "unterminated" in first or query.count("(") > query.count(")")
     return False
 

@@ -18,6 +18,7 @@ from dfbench.analysis.console import HEADLINE_SQL, by_setup, setup_line
 from dfbench.analysis.report_divergences import Decode, divergences
 from dfbench.analysis.report_figures import Figure, Scene, figures
 from dfbench.analysis.report_markup import Html, el, evidence, join, prose, table
+from dfbench.analysis.report_parts import parts as added
 from dfbench.analysis.report_style import STYLE
 from dfbench.analysis.rundir import require_not_own
 from dfbench.errors import RunError
@@ -177,7 +178,7 @@ def _checks(found: Sequence[Check]) -> Html:
 def _scene(scene: Scene) -> Html:
     parts: list[str] = [el("p", setup_line(dict(scene.setup)), class_="lead")]
     parts += [report_tables.headline(scene), report_tables.definitions(scene), report_tables.differences(scene)]
-    parts.append(report_tables.prompts_and_bounds(scene))
+    parts += [added(scene), report_tables.prompts_and_bounds(scene)]
     return join([*parts, *(_figure(figure) for figure in figures(scene))])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ def connect(run: RunDir) -> duckdb.DuckDBPyConnection:
     con = duckdb.connect(":memory:")
     con.register_filesystem(RunFileSystem(run.path, run.files))
     con.execute("".join(raw_views(run, lambda name: f"{PROTOCOL}://{name}")))
-    _furnish(con, _Maker(run).tables)
+    for name, table in _Maker(run).tables.items():
+        con.register(name, table)
+    functions.register(con)
+    for view in views():
+        if not view.made_once:
+            con.execute(view.sql)
     con.register("problems", pa.table(as_rows(run.problems), schema=_PROBLEMS))
     lock(con, run.files)
     return con
@@ -81,23 +87,17 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _furnish(con: duckdb.DuckDBPyConnection, tables: Mapping[str, LazyTable]) -> None:
-    """Give a connection everything but the raw views: kept tables, SQL functions, plain views, macros."""
-    for name, table in tables.items():
-        con.register(name, table)
-    functions.register(con)
-    for view in views():
-        if not view.made_once:
-            con.execute(view.sql)
-
-
 class _Maker:
-    """Makes what is kept: the ledger as Arrow, and the rows of views on databases out of reach of any query."""
+    """Makes what is kept, on a database out of reach of any query: the ledger as Arrow, and the rows of views.
+
+    There, views are tables of DuckDB's own, which the views that build on them read many times faster than Arrow.
+    """
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._con: duckdb.DuckDBPyConnection | None = None
-        self._lock = threading.Lock()
+        self._made: set[str] = set()
+        self._lock = threading.RLock()
         self.tables = {f"ledger_{name}": self._ledger(name) for name in LEDGER}
         self.tables |= {view.name: self._view(view) for view in views() if view.made_once}
 
@@ -106,20 +106,39 @@ class _Maker:
         return LazyTable(schema, lambda: ledger_table(self._run.path, name, schema))
 
     def _view(self, view: View) -> LazyTable:
-        return LazyTable(view.schema, lambda: self._make(view))
+        return LazyTable(view.schema, lambda: self._rows(view))
 
-    def _make(self, view: View) -> pa.Table:
-        """The rows of a view, made on a cursor of its own: a query that asks for it may itself be at work."""
-        cursor = self._connection().cursor()
-        for name, table in self.tables.items():
-            cursor.register(name, table)
-        return cursor.sql(view.query).to_arrow_table().cast(view.schema)
+    def _rows(self, view: View) -> pa.Table:
+        """The rows of a view; several threads may ask."""
+        with self._lock:
+            con = self._connection()
+            self._make(con, view)
+            return con.sql(f"from {view.name}").to_arrow_table().cast(view.schema)
+
+    def _make(self, con: duckdb.DuckDBPyConnection, view: View) -> None:
+        """Make a view, and before it those that it reads."""
+        if view.name in self._made:
+            return
+        for name, other in _by_name().items():
+            if name in view.reads and name != view.name:
+                self._make(con, other)
+        con.execute(f"create table {view.name} as {view.query}" if view.made_once else view.sql)
+        self._made.add(view.name)
 
     def _connection(self) -> duckdb.DuckDBPyConnection:
-        with self._lock:
-            if self._con is None:
-                self._con = duckdb.connect(":memory:")
-                root = self._run.path.resolve()
-                self._con.execute("".join(raw_views(self._run, lambda name: str(root / name))))
-                _furnish(self._con, self.tables)
-            return self._con
+        if self._con is None:
+            self._con = duckdb.connect(":memory:")
+            root = self._run.path.resolve()
+            self._con.execute("".join(raw_views(self._run, lambda name: str(root / name))))
+            functions.register(self._con)
+            for name in LEDGER:
+                self._con.register(f"ledger_{name}", self.tables[f"ledger_{name}"])
+            for view in views():
+                if view.kind == "macro" and not view.reads:
+                    self._make(self._con, view)
+        return self._con
+
+
+@cache
+def _by_name() -> dict[str, View]:
+    return {view.name: view for view in views()}

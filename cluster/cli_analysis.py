@@ -121,30 +121,36 @@ def compare(
         list[str] | None, typer.Option(help="Compare although the runs differ in this: device, model, revision, dtype.")
     ] = None,
     fail_if: Annotated[
-        list[str] | None, typer.Option(help="Exit with 1 on such a change in any cell: 'mat < -1%'.")
+        list[str] | None,
+        typer.Option(
+            help="Exit with 1 where it is so in any cell. 'mat < -1%': B is more than 1 % below A; 'mat < -0.05': more "
+            "than 0.05 below A; 'mat < 1.2' (no sign, no %): B itself is below 1.2."
+        ),
     ] = None,
 ) -> None:
     """Compare two runs prompt by prompt: what changed, how sure that is, and what differs in set-up."""
     from dfbench.analysis import compare as comparing
     from dfbench.analysis.console import comparison
 
-    conditions = [comparing.parse_condition(text) for text in fail_if or []]
+    conditions = {text: comparing.parse_condition(text) for text in fail_if or []}
     found = comparing.compare(_open(a), _open(b), across or [])
     _screen().print(comparison(found))
-    failed = [change for change in found.changes if any(condition.met(change) for condition in conditions)]
-    for change in failed:
-        typer.echo(f"fails: {change.words}", err=True)
+    failed = [(text, change) for text, met in conditions.items() for change in found.changes if met.met(change)]
+    for text, change in failed:
+        typer.echo(f"fails '{text}' ({change.a:.3f} → {change.b:.3f}): {change.words}", err=True)
     if failed:
         raise typer.Exit(1)
 
 
 def verify(run: RunArgument = None) -> None:
     """Check a run's files against the ledger's checksums, and every row against the identities of the format."""
-    from dfbench.analysis.rundir import find_run
+    from dfbench.analysis.rundir import PROMPTS_FILE, find_run
     from dfbench.cluster import upkeep
 
     path = find_run(run)
     findings = upkeep.verify(path)
+    if not (path / PROMPTS_FILE).is_file():
+        findings.append(f"{PROMPTS_FILE} is missing: the run cannot go on, be guarded or be replayed without it.")
     for line in findings:
         typer.echo(line)
     typer.echo(f"{path}: {len(findings)} findings." if findings else f"{path}: every file and row is as committed.")

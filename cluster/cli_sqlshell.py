@@ -12,14 +12,17 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from dfbench.analysis.query import listed, needs_more, run_query
+from dfbench.analysis.query import listed, names, needs_more, run_query
 from dfbench.cluster.cli_analysis import show
 from dfbench.errors import QueryError, unknown
 
 if TYPE_CHECKING:
     import duckdb
 
-HELP = ".views lists the views, .schema VIEW its columns, .quit ends; anything else is a query."
+HELP = (
+    ".views lists the views, .schema VIEW its columns, .quit ends; a view's name shows it, anything else is a query. "
+    "An empty line sends what is not complete."
+)
 
 
 def shell(con: duckdb.DuckDBPyConnection) -> None:
@@ -48,7 +51,9 @@ def shell(con: duckdb.DuckDBPyConnection) -> None:
 def respond(con: duckdb.DuckDBPyConnection, line: str) -> None:
     """Answer one line of the prompt. Raises QueryError."""
     command, _, argument = line.partition(" ")
-    if not line.startswith("."):
+    if line in names():
+        show(run_query(con, f"from {line}"))
+    elif not line.startswith("."):
         show(run_query(con, line))
     elif command == ".views":
         for view in listed():
@@ -85,14 +90,15 @@ def _completer() -> WordCompleter:
 
 
 def _keys(con: duckdb.DuckDBPyConnection) -> KeyBindings:
-    """Enter sends what is complete and begins a new line otherwise."""
+    """Enter sends what is complete, or was followed by an empty line; otherwise it begins a new line."""
     keys = KeyBindings()
 
     @keys.add("enter")
     def _enter(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         text = buffer.text.strip()
-        if text.startswith(".") or not text or not needs_more(con, text):
+        empty_line = not buffer.document.current_line.strip()
+        if empty_line or text.startswith(".") or not needs_more(con, text):
             buffer.validate_and_handle()
         else:
             buffer.insert_text("\n")

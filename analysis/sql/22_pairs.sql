@@ -10,35 +10,51 @@
 --   (same output as AR), comparable BOOLEAN (both timed, both with N > 0), scaled_s DOUBLE (decode_s at AR's number of
 --   tokens, s)
 create or replace view pairs as
-with ar as (
-    select shard_id, attempt, prompt_id, repeat, device, job_id, decode_tokens, steps, decode_s,
-        draft_s, forward_s, start_s, prefill_s, output_ids
-    from jobs
-    where drafter = 'ar' and not warmup
+with outputs as materialized (
+    select shard_id, attempt, prompt_id, repeat, device, job_id, arm, drafter, pair_only, output_ids
+    from raw_jobs
+    where not warmup
+),
+baselines as (
+    select shard_id, attempt, prompt_id, repeat, device, job_id, output_ids
+    from outputs
+    where drafter = 'ar'
     qualify row_number() over (
         partition by shard_id, attempt, prompt_id, repeat, device order by arm <> 'ar', arm, pair_only
     ) = 1
+),
+couples as (
+    select
+        outputs.job_id, outputs.attempt,
+        baselines.job_id as ar_job_id,
+        len(outputs.output_ids) - 1 as tokens,
+        len(baselines.output_ids) - 1 as ar_tokens,
+        outputs.output_ids = baselines.output_ids as identical
+    from outputs
+    left join baselines using (shard_id, attempt, prompt_id, repeat, device)
+    where not pair_only
 )
 select
     mine.run_id, mine.job_id, mine.attempt, mine.shard_id, mine.workload, mine.arm, mine.device, mine.model,
     mine.revision, mine.dtype, mine.engine, mine.stack, mine.drafter, mine.cache, mine.worker_id, mine.prompt_id,
     case when mine.turn > 0 then regexp_replace(mine.prompt_id, '#\d+$', '') else mine.prompt_id end as conversation,
     mine.repeat, mine.turn, mine.arm_order, mine.throttled, mine.prompt_tokens,
-    mine.decode_tokens as tokens,
+    tokens::integer as tokens,
     mine.steps, mine.drafted_steps, mine.proposed, mine.accepted, mine.emitted, mine.decode_s,
     mine.draft_s, mine.forward_s,
     mine.start_s + mine.prefill_s as before_s,
-    ar.job_id as ar_job_id,
-    ar.decode_tokens as ar_tokens,
+    ar_job_id,
+    ar_tokens::integer as ar_tokens,
     ar.steps as ar_steps,
     ar.decode_s as ar_decode_s,
     ar.draft_s as ar_draft_s,
     ar.forward_s as ar_forward_s,
     ar.start_s + ar.prefill_s as ar_before_s,
-    mine.output_ids = ar.output_ids as identical,
-    coalesce(mine.decode_tokens > 0 and ar.decode_tokens > 0 and mine.decode_s > 0 and ar.decode_s > 0, false)
+    identical,
+    coalesce(couples.tokens > 0 and couples.ar_tokens > 0 and mine.decode_s > 0 and ar.decode_s > 0, false)
         as comparable,
-    case when comparable then mine.decode_s * (ar.decode_tokens / mine.decode_tokens) end as scaled_s
-from jobs as mine
-left join ar using (shard_id, attempt, prompt_id, repeat, device)
-where not mine.warmup and not mine.pair_only;
+    case when comparable then mine.decode_s * (couples.ar_tokens / couples.tokens) end as scaled_s
+from couples
+join jobs as mine using (job_id, attempt)
+left join jobs as ar on ar.job_id = ar_job_id and ar.attempt = mine.attempt
+where not mine.warmup;

@@ -2,17 +2,21 @@
 -- columns: job_id VARCHAR, attempt INTEGER, passes_past_ar BIGINT (passes beyond the end of AR's output, counted at
 --   AR's mean step time), ar_pass_ns DOUBLE (AR's step times at this arm's passes, ns)
 create or replace view pass_costs as
-with costs as materialized (
-    select job_id, attempt, list(step_ns order by step) as cost
+with passes as materialized (
+    select job_id, attempt, list(position) as positions, list(step_ns) as times
     from steps
-    where arm in (select arm from raw_jobs where drafter = 'ar')
     group by job_id, attempt
 ),
-passes as materialized (
-    select job_id, attempt, list(position) as positions
-    from steps
-    where arm in (select arm from raw_jobs where drafter <> 'ar')
-    group by job_id, attempt
+-- The steps of a job are read in order, but for those of a job that two threads shared.
+plain as (
+    select
+        job_id, attempt,
+        case
+            when positions = range(1, len(positions) + 1) then times
+            else list_select(times, list_grade_up(positions))
+        end as cost
+    from passes
+    where (job_id, attempt) in (select ar_job_id, attempt from pairs)
 )
 select
     pairs.job_id,
@@ -25,8 +29,8 @@ select
         + case when passes_past_ar > 0 then passes_past_ar * list_avg(cost) else 0 end as ar_pass_ns
 from pairs
 join passes using (job_id, attempt)
-join costs on costs.job_id = pairs.ar_job_id and costs.attempt = pairs.attempt
-where comparable
+join plain on plain.job_id = pairs.ar_job_id and plain.attempt = pairs.attempt
+where comparable and drafter <> 'ar'
 union all
 select job_id, attempt, 0 as passes_past_ar, ar_decode_s * 1e9 as ar_pass_ns
 from pairs

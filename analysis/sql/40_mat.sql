@@ -14,7 +14,7 @@ with units as (
     where steps > 0
     group by all
 ),
-prompts as (
+sums as (
     select
         workload, arm, device, model, revision, dtype, engine, stack,
         count(*) as prompts,
@@ -28,14 +28,10 @@ prompts as (
 )
 select
     workload, arm, device, model, revision, dtype, engine, stack, prompts, tokens, steps, mat,
-    case when not carried then interval.lo end as mat_lo,
+    case when not carried then mat_from(interval.lo) end as mat_lo,
     case when not carried then interval.hi end as mat_hi,
     mat_drafted, mat_mean_prompt,
-    case
-        when carried then 'a carried cache: prompts depend on each other'
-        when coalesce(units, 0) < 3 then 'fewer than three prompts'
-        when units < 5 then 'fewer than five prompts: Student''s t, not a bootstrap'
-    end as interval_note
-from prompts
+    interval_note(carried, units) as interval_note
+from sums
 left join units using (workload, arm, device, model, revision, dtype, engine, stack)
 order by all;

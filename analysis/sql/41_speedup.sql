@@ -15,7 +15,7 @@ with units as (
     where pairs > 0
     group by all
 ),
-prompts as (
+sums as (
     select
         workload, arm, device, model, revision, dtype, engine, stack,
         sum(pairs)::bigint as pairs,
@@ -32,12 +32,7 @@ select
     case when not carried then interval.lo end as speedup_lo,
     case when not carried then interval.hi end as speedup_hi,
     speedup_identical, identical_pairs, speedup_e2e,
-    case
-        when pairs = 0 then 'no comparable pair'
-        when carried then 'a carried cache: prompts depend on each other'
-        when units < 3 then 'fewer than three prompts'
-        when units < 5 then 'fewer than five prompts: Student''s t, not a bootstrap'
-    end as interval_note
-from prompts
+    case when pairs = 0 then 'no comparable pair' else interval_note(carried, units) end as interval_note
+from sums
 left join units using (workload, arm, device, model, revision, dtype, engine, stack)
 order by all;

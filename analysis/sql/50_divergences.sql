@@ -24,9 +24,8 @@ outputs as materialized (
     select job_id, attempt, output_ids
     from raw_jobs
     join wanted using (job_id, attempt)
-    where not warmup
 ),
-differences as (
+unlike as (
     select
         parted.*,
         ar.output_ids as ar_ids,
@@ -47,7 +46,7 @@ firsts as materialized (
         spec_ids[differing[1]] as spec_id,
         len(differing)::integer as differing_tokens,
         greatest(len(ar_ids), len(spec_ids))::integer as compared_tokens
-    from differences
+    from unlike
 ),
 places as materialized (
     select job_id, attempt, position from firsts
@@ -58,7 +57,6 @@ evidence as materialized (
     select job_id, attempt, position, top1_logit, top2_id, top2_logit, top_ties
     from tokens
     join places using (job_id, attempt, position)
-    where not warmup
 ),
 passes as (
     select

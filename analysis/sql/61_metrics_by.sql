@@ -8,7 +8,7 @@ create or replace macro metrics_by(by_what) as table
         count(*) as jobs,
         sum(tokens)::bigint as tokens,
         sum(tokens) / nullif(sum(steps), 0) as mat,
-        case when not bool_or(cache = 'carried') then ratio_interval(list(tokens), list(steps)).lo end as mat_lo,
+        case when not bool_or(cache = 'carried') then mat_from(ratio_interval(list(tokens), list(steps)).lo) end as mat_lo,
         case when not bool_or(cache = 'carried') then ratio_interval(list(tokens), list(steps)).hi end as mat_hi,
         sum(ar_decode_s) filter (comparable) / sum(scaled_s) as speedup,
         sum(drafted_steps) / nullif(sum(steps), 0) as draft_coverage,

@@ -80,6 +80,7 @@ class RunMaker:
         evidence: Evidence | None = None,
         throttled: bool | None = None,
         facts: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
     ) -> str:
         """Add a finished job; returns its id. `emits` defaults to one token a step."""
         emits = list(emits) or [1] * (len(output) - 1)
@@ -110,7 +111,7 @@ class RunMaker:
         record = job_record(
             shard,
             JobSpec(job_id, workload, prompt_id, arm, repeat, arm_order, turn, pair_only),
-            ArmSpec(arm, drafter or DRAFTERS.get(arm, arm), {}, cache),  # type: ignore[arg-type]
+            ArmSpec(arm, drafter or DRAFTERS.get(arm, arm), dict(params or {}), cache),  # type: ignore[arg-type]
             prompt,
             TargetSpec(),
             WorkerFacts(revision=None, **named),

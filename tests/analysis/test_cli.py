@@ -15,6 +15,7 @@ from runmaker import Facts, RunMaker
 from typer.testing import CliRunner
 
 from dfbench.analysis import open_run
+from dfbench.analysis.compare import Change, parse_condition
 from dfbench.cluster import cli_sqlshell
 from dfbench.cluster.cli import app
 from dfbench.errors import QueryError, RunError
@@ -147,7 +148,7 @@ def test_the_seed_table_stands_beside_its_published_figures(make: Make) -> None:
 
 def test_a_run_compared_with_itself_has_not_changed(make: Make) -> None:
     run = made(make())
-    printed = dfbench("compare", run, run, "--fail-if", "mat < -1%", "--fail-if", "speedup > 0.001")
+    printed = dfbench("compare", run, run, "--fail-if", "mat < -1%", "--fail-if", "speedup > +0.001")
     assert "Nothing in the set-up differs." in printed
 
 
@@ -162,6 +163,35 @@ def test_a_change_is_paired_judged_and_can_fail(make: Make) -> None:
     dfbench("compare", a, b, "--fail-if", "mat > 50%", code=1)
     dfbench("compare", b, a, "--fail-if", "speedup < -1", code=1)
     dfbench("compare", b, a, "--fail-if", "speedup < -1.3")
+
+
+def pld_change(metric: str, a: float, b: float) -> Change:
+    return Change("code", "pld", metric, 6, a, b, b / a - 1, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "a", "b", "met"),
+    [
+        ("mat < -1%", 2.0, 1.97, True),
+        ("mat < -1%", 2.0, 1.99, False),
+        ("mat < 1%", 2.0, 2.01, True),  # it has not grown by 1 %
+        ("mat < -0.05", 2.0, 1.94, True),
+        ("mat < -0.05", 2.0, 1.96, False),
+        ("mat > +.5", 2.0, 2.6, True),
+        ("mat < 1", 2.0, 1.5, False),  # B's own value, whatever A's is
+        ("mat < 1.6", 1.5, 1.5, True),
+        ("mat > 1.6", 1.5, 1.7, True),
+        ("speedup < 9", 2.0, 1.0, False),
+    ],
+)
+def test_what_a_condition_is_about(text: str, a: float, b: float, met: bool) -> None:
+    """With %: relative change; with a sign: change; with neither: the value in B."""
+    assert parse_condition(text).met(pld_change("mat", a, b)) is met
+
+
+def test_an_unknown_metric_in_a_condition_names_the_nearest() -> None:
+    with pytest.raises(QueryError, match="unknown metric 'speedups': did you mean 'speedup'"):
+        parse_condition("speedups < -1%")
 
 
 def test_only_common_jobs_are_compared_and_the_rest_is_counted(make: Make) -> None:
@@ -179,11 +209,24 @@ def test_unlike_runs_are_not_compared_unless_told(make: Make) -> None:
     assert "compared across device, dtype" in dfbench("compare", a, b, "--across", "device", "--across", "dtype")
 
 
-@pytest.mark.parametrize("text", ["mat", "mat < x", "nothing < -1%", "mat <= 3", ""])
-def test_bad_conditions(make: Make, text: str) -> None:
-    run = made(make(), prompts=1)
+@pytest.mark.parametrize("text", ["mat", "mat < x", "mat <= 3", "mat < 1 %%", ""])
+def test_bad_conditions(text: str) -> None:
     with pytest.raises(QueryError, match="is not a condition"):
-        dfbench("compare", run, run, "--fail-if", text)
+        parse_condition(text)
+
+
+def test_a_comparison_says_how_many_divergences_went_away(make: Make) -> None:
+    """What `logits_dtype: float32` is for: two of three outputs part from AR's in A, none in B."""
+    for name, parting in (("a", 2), ("b", 0)):
+        run = make(name)
+        run.workers["w0"] = {"device": "toy device", "logits_dtype": "float32" if name == "b" else "bfloat16"}
+        for number in range(3):
+            run.job("code", f"p{number}", "ar", range(9))
+            run.job("code", f"p{number}", "pld", [*range(8), 99 if number < parting else 8])
+        run.write()
+    printed = " ".join(dfbench("compare", make("a").path, make("b").path).split())
+    assert "pld on code: of 3 outputs, 2 part from AR's in A and 0 in B (2 fewer)." in printed
+    assert 'worker: logits_dtype: "bfloat16" → "float32"' in printed
 
 
 def test_runs_without_common_jobs(make: Make) -> None:

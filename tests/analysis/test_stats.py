@@ -42,6 +42,14 @@ def test_intervals_are_the_same_every_time() -> None:
     assert stats.ratio_interval([256.0] * 30, steps) == stats.ratio_interval([256.0] * 30, steps)
 
 
+@pytest.mark.parametrize("prompts", [30, 1200])
+def test_intervals_do_not_depend_on_the_order_of_prompts(prompts: int) -> None:
+    generator = np.random.default_rng(3)
+    tokens, steps = np.full(prompts, 256.0), generator.integers(50, 256, prompts).astype(float)
+    mixed = generator.permutation(prompts)
+    assert stats.ratio_interval(tokens, steps) == stats.ratio_interval(tokens[mixed], steps[mixed])
+
+
 def test_grouping_many_prompts_changes_little() -> None:
     generator = np.random.default_rng(1)
     steps = generator.lognormal(5, 0.5, 5000)

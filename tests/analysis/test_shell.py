@@ -1,0 +1,88 @@
+"""The prompt of `dfbench sql`, on a terminal of its own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from dfbench.cluster import cli
+
+STORED = Path(__file__).parent / "data" / "schema-1"
+ENTER, UP, CONTROL_C, CONTROL_D = "\r", "\x1b[A", "\x03", "\x04"
+PATIENCE_S = 120.0
+
+
+class Terminal:
+    """A person at the prompt: types, and reads until something is there."""
+
+    def __init__(self, state: Path) -> None:
+        self.side, theirs = pty.openpty()
+        command = [sys.executable, "-c", f"from {cli.__name__} import main; main()", "sql", str(STORED)]
+        wanted = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(state), "COLUMNS": "100"}
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | wanted, start_new_session=True
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def until(self, text: str) -> str:
+        """What came up to and with `text`."""
+        while text not in self.seen:
+            assert select.select([self.side], [], [], PATIENCE_S)[0], f"no {text!r} in {self.seen!r}"
+            self.seen += os.read(self.side, 4096).decode(errors="replace")
+        before, self.seen = self.seen.split(text, 1)
+        return before + text
+
+    def type(self, text: str) -> None:
+        os.write(self.side, text.encode())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.side)
+
+
+def test_a_session_at_the_prompt(tmp_path: Path) -> None:
+    """Views, columns, a mistake, queries over two lines, a view by its name, Ctrl-C, history, the end of input."""
+    terminal = Terminal(tmp_path)
+    try:
+        terminal.until("dfbench>")
+        terminal.type(".views" + ENTER)
+        terminal.until("speedup_le_mat: one cell")
+        terminal.until("dfbench>")
+        terminal.type(".schema matt" + ENTER)
+        terminal.until("did you mean 'mat'?")
+        terminal.until("dfbench>")
+        terminal.type("select oops from nowhere" + ENTER)
+        terminal.until("there is no view 'nowhere'")
+        terminal.until("dfbench>")
+        terminal.type("select 40 +" + ENTER)
+        terminal.until("...>")
+        terminal.type("2 as answer" + ENTER)
+        terminal.until("42")
+        terminal.until("dfbench>")
+        terminal.type("select mat from" + ENTER)
+        terminal.until("...>")
+        terminal.type(ENTER)
+        terminal.until("does not parse")
+        terminal.until("dfbench>")
+        terminal.type("plan" + ENTER)
+        terminal.until("(2 rows)")
+        terminal.until("dfbench>")
+        terminal.type("never mind" + CONTROL_C)
+        terminal.until("dfbench>")
+        terminal.type(UP + ENTER)
+        terminal.until("(2 rows)")
+        terminal.until("dfbench>")
+        terminal.type(CONTROL_D)
+        assert terminal.process.wait(PATIENCE_S) == 0
+    finally:
+        terminal.close()
+    kept = (tmp_path / "dfbench" / "sql_history").read_text(encoding="utf-8")
+    assert "never mind" not in kept
+    assert "+select oops from nowhere\n" in kept and "+select 40 +\n+2 as answer\n" in kept
