@@ -24,6 +24,7 @@ class _Reader:
     """A file open for reading. Each thread has its own position: DuckDB's threads share the handle."""
 
     def __init__(self, path: Path) -> None:
+        self._file = -1
         self._file = os.open(path, os.O_RDONLY)
         self._at = threading.local()
 
@@ -49,6 +50,10 @@ class _Reader:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def __del__(self) -> None:
+        """DuckDB lets go of its files without closing them."""
+        self.close()
 
 
 class RunFileSystem(AbstractFileSystem):  # type: ignore[misc]

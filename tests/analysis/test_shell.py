@@ -27,12 +27,14 @@ class Terminal:
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | wanted, start_new_session=True
         )
         os.close(theirs)
+        self.waiting = select.poll()
+        self.waiting.register(self.side, select.POLLIN)
         self.seen = ""
 
     def until(self, text: str) -> str:
         """What came up to and with `text`."""
         while text not in self.seen:
-            assert select.select([self.side], [], [], PATIENCE_S)[0], f"no {text!r} in {self.seen!r}"
+            assert self.waiting.poll(PATIENCE_S * 1000), f"no {text!r} in {self.seen!r}"
             self.seen += os.read(self.side, 4096).decode(errors="replace")
         before, self.seen = self.seen.split(text, 1)
         return before + text

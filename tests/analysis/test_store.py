@@ -136,3 +136,16 @@ def test_no_run_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "empty" / "ledger.db").write_bytes(b"")
     with pytest.raises(RunError, match="cannot be read"):
         open_run("empty")
+
+
+def test_files_that_were_read_are_let_go_of(make: Callable[..., RunMaker]) -> None:
+    """A notebook opens a run a hundred times; many a process may have no more than 1024 files open."""
+    path = two_prompts(make()).write()
+
+    def read() -> int:
+        with open_run(path) as con:
+            con.sql("select count(*) from steps, prompts").fetchall()
+            con.sql("from cells").fetchall()
+        return len(list(Path("/dev/fd").iterdir()))
+
+    assert read() == read()
