@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +95,11 @@ class _Maker:
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._con: duckdb.DuckDBPyConnection | None = None
+        self._views = {view.name: view for view in views()}
         self._made: set[str] = set()
         self._lock = threading.RLock()
         self.tables = {f"ledger_{name}": self._ledger(name) for name in LEDGER}
-        self.tables |= {view.name: self._view(view) for view in views() if view.made_once}
+        self.tables |= {view.name: self._view(view) for view in self._views.values() if view.made_once}
 
     def _ledger(self, name: str) -> LazyTable:
         schema = pa.schema([(column, TYPES[kind]) for column, kind in LEDGER[name][1].items()])
@@ -119,9 +119,8 @@ class _Maker:
         """Make a view, and before it those that it reads."""
         if view.name in self._made:
             return
-        for name, other in _by_name().items():
-            if name in view.reads and name != view.name:
-                self._make(con, other)
+        for name in sorted(view.reads.intersection(self._views) - {view.name}):
+            self._make(con, self._views[name])
         con.execute(f"create table {view.name} as {view.query}" if view.made_once else view.sql)
         self._made.add(view.name)
 
@@ -133,12 +132,7 @@ class _Maker:
             functions.register(self._con)
             for name in LEDGER:
                 self._con.register(f"ledger_{name}", self.tables[f"ledger_{name}"])
-            for view in views():
+            for view in self._views.values():
                 if view.kind == "macro" and not view.reads:
                     self._make(self._con, view)
         return self._con
-
-
-@cache
-def _by_name() -> dict[str, View]:
-    return {view.name: view for view in views()}

@@ -11,14 +11,13 @@
 --   tokens, s)
 create or replace view pairs as
 with outputs as materialized (
-    select shard_id, attempt, prompt_id, repeat, device, job_id, arm, drafter, pair_only, output_ids
+    select shard_id, attempt, prompt_id, repeat, device, job_id, arm, drafter, warmup, pair_only, output_ids
     from raw_jobs
-    where not warmup
 ),
 baselines as (
     select shard_id, attempt, prompt_id, repeat, device, job_id, output_ids
     from outputs
-    where drafter = 'ar'
+    where drafter = 'ar' and not warmup
     qualify row_number() over (
         partition by shard_id, attempt, prompt_id, repeat, device order by arm <> 'ar', arm, pair_only
     ) = 1
@@ -32,7 +31,6 @@ couples as (
         outputs.output_ids = baselines.output_ids as identical
     from outputs
     left join baselines using (shard_id, attempt, prompt_id, repeat, device)
-    where not pair_only
 )
 select
     mine.run_id, mine.job_id, mine.attempt, mine.shard_id, mine.workload, mine.arm, mine.device, mine.model,
@@ -57,4 +55,4 @@ select
 from couples
 join jobs as mine using (job_id, attempt)
 left join jobs as ar on ar.job_id = ar_job_id and ar.attempt = mine.attempt
-where not mine.warmup;
+where not mine.warmup and not mine.pair_only;
