@@ -113,11 +113,12 @@ class Staff:
 
     def _no_such_device(self) -> None:
         """Every device that is there is another one than was asked for: no use to wait, unless that is wanted."""
-        if self._terms.patience_s is not None or not self._nodes:
+        wanted = str(self._terms.device)
+        there = {self._unlike.get(node.node_id) or node.labels.get(DEVICE_LABEL, "") for node in self._nodes} - {""}
+        if self._terms.patience_s is not None or not there or any(pool.is_device(wanted, name) for name in there):
             return
-        there = {self._unlike.get(node.node_id) or node.labels.get(DEVICE_LABEL, "") for node in self._nodes}
         raise UsageError(
-            f"no node has a device '{self._terms.device}', only {', '.join(sorted(filter(None, there)))}: write "
+            f"no node has a device '{wanted}', only {', '.join(sorted(there))}: write "
             "--device with one of these, or --patience with the seconds to wait for another to join."
         )
 
