@@ -156,8 +156,8 @@ def test_a_run_without_an_end_of_text(tmp_path: Path) -> None:
 def test_replay_of_smollm2_is_exact(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     texts = ["Repeat: the cat sat on the mat.", "def add(a, b):\n    return a + b\n\ndef sub(a, b):"]
-    # One arm a drafter, and both shapes of tree: variants of options decide nothing that a model could disturb.
-    arms = [arm for arm in ARMS if isinstance(arm, str) or arm["name"] in ("tree", "suffix-tree")]
+    # One arm a drafter, and trees: variants of options decide nothing that a model could disturb.
+    arms = [arm for arm in ARMS if isinstance(arm, str) or arm["name"] in ("merged", "suffix-tree")]
     prompts.write_text("".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(texts)))
     made = live(
         tmp_path / "live",
