@@ -55,6 +55,24 @@ def hostile_run(run: RunMaker) -> RunMaker:
     return run
 
 
+PARTS = (
+    ("chain", {"draft": "chain"}, 2, 2),
+    ("tree", {"draft": "tree"}, 4, 6),
+    ("full", {"draft": "tree", "frozen": "f"}, 8, 6),
+)
+
+
+def with_parts(run: RunMaker, prompts: int = 3) -> RunMaker:
+    """Arms of one drafter in the order of the plan; the number of tokens and of queries a pass."""
+    for number in range(prompts):
+        run.job("code", f"p{number}", "ar", range(9), [1] * 8, [1.0] * 8)
+        for arm, options, emits, queries in PARTS:
+            passes = 8 // emits
+            run.job("code", f"p{number}", arm, range(9), [emits] * passes, [1.0 + 0.01 * number] * passes,
+                    drafter="cacheback", queries=[queries] * passes, params=options)  # fmt: skip
+    return run
+
+
 class Page(HTMLParser):
     """A page taken apart: its elements, its text, and what is in which element."""
 

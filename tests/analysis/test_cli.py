@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dfbench.analysis import open_run
 from dfbench.analysis.compare import Change, parse_condition
-from dfbench.cluster import cli_sqlshell
+from dfbench.cluster import cli_sqlshell, upkeep
 from dfbench.cluster.cli import app
 from dfbench.errors import QueryError, RunError
 
@@ -213,6 +213,15 @@ def test_unlike_runs_are_not_compared_unless_told(make: Make) -> None:
 def test_bad_conditions(text: str) -> None:
     with pytest.raises(QueryError, match="is not a condition"):
         parse_condition(text)
+
+
+def test_verify_misses_the_prompts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where every record is as committed."""
+    monkeypatch.setattr(upkeep, "verify", lambda _: [])
+    path = made(make(), prompts=1)
+    assert "every file and row is as committed" in dfbench("verify", path)
+    (path / "prompts.parquet").unlink()
+    assert "prompts.parquet is missing: the run cannot go on" in dfbench("verify", path, code=1)
 
 
 def test_a_comparison_says_how_many_divergences_went_away(make: Make) -> None:

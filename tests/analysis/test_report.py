@@ -13,7 +13,7 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import ARMS, HOSTILE, Page, diverging_run, hostile_run, timed_run
+from pages import ARMS, HOSTILE, Page, diverging_run, hostile_run, timed_run, with_parts
 from runmaker import Facts, RunMaker
 from typer.testing import CliRunner
 
@@ -21,6 +21,7 @@ from dfbench.analysis import charts, open_run, report
 from dfbench.analysis.report_divergences import divergences, in_context
 from dfbench.analysis.report_figures import NO_AR, NOT_TIMED, ONLY_AR, Figure, figures
 from dfbench.analysis.report_markup import Html, el, prose, text
+from dfbench.analysis.report_parts import parts
 from dfbench.analysis.report_tables import prompts_and_bounds
 from dfbench.cluster import cli_run
 from dfbench.cluster.cli import app
@@ -234,6 +235,16 @@ def test_a_divergence_shows_both_tokens_in_context(make: Make) -> None:
     content = divergences(con, None)
     assert "10 11 <mark>12</mark> 13" in content and "10 11 <mark>22</mark> 23" in content
     assert "tokenizer is not at hand" in content
+
+
+def test_what_each_part_of_a_drafter_adds_has_a_table(make: Make) -> None:
+    [scene] = report.scenes(open_run(with_parts(make()).write()))
+    told = Page(parts(scene)).text
+    assert "tree − chain" in told and "draft: chain → tree" in told and "frozen: none → f" in told
+    assert "all parts together, on code" in told and "2.00 → 8.00, +6.00…+6.00" in told
+    assert (
+        "tree − chain on code: +4.00 tokens a pass, interval +4.00…+4.00: a difference, shown with 3 prompts." in told
+    )
 
 
 def test_breaches_of_the_bound_are_listed_prompt_by_prompt(make: Make) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from pages import with_parts
 from runmaker import Facts, RunMaker
 
 from dfbench.analysis import open_run
@@ -478,24 +479,6 @@ def test_totals_of_a_job_are_those_of_its_steps(make: Make) -> None:
     assert con.sql(
         "select job_id, steps, proposed, accepted, emitted, draft_s, forward_s from jobs order by 1"
     ).fetchall() == summed  # fmt: skip
-
-
-PARTS = (
-    ("chain", {"draft": "chain"}, 2, 2),
-    ("tree", {"draft": "tree"}, 4, 6),
-    ("full", {"draft": "tree", "frozen": "f"}, 8, 6),
-)
-
-
-def with_parts(run: RunMaker, prompts: int = 3) -> RunMaker:
-    """Arms of one drafter in the order of the plan; the number of tokens and of queries a pass."""
-    for number in range(prompts):
-        run.job("code", f"p{number}", "ar", ids(0, 9), [1] * 8, [1.0] * 8)
-        for arm, options, emits, queries in PARTS:
-            passes = 8 // emits
-            run.job("code", f"p{number}", arm, ids(0, 9), [emits] * passes, [1.0 + 0.01 * number] * passes,
-                    drafter="cacheback", queries=[queries] * passes, params=options)  # fmt: skip
-    return run
 
 
 def test_what_each_part_of_a_drafter_adds(make: Make) -> None:
