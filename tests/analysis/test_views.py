@@ -270,18 +270,25 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("ar_second", "ar_gap", "spec_second", "spec_gap", "expected"), CASES)
-def test_divergences_are_classified_by_their_logits(
-    make: Make, ar_second: int, ar_gap: float, spec_second: int, spec_gap: float, expected: str
-) -> None:
-    run = make()
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
+    """One prompt for each of CASES."""
+    run = RunMaker(tmp_path_factory.mktemp("parted") / "run")
     ar, spec = [1, 2, A, 4], [1, 2, S, 5]
-    run.job("code", "p1", "ar", ar, evidence=evidence(ar, [0, 0, ar_second, 0], [3.0, 3.0, ar_gap, 3.0], 20.0))
-    run.job("code", "p1", "pld", spec, evidence=evidence(spec, [0, 0, spec_second, 0], [3.0, 3.0, spec_gap, 3.0], 20.0))
-    row = one(open_run(run.write()), "from divergences")
+    for number, (ar_second, ar_gap, spec_second, spec_gap, _) in enumerate(CASES):
+        seen = evidence(ar, [0, 0, ar_second, 0], [3.0, 3.0, ar_gap, 3.0], 20.0)
+        run.job("code", f"p{number}", "ar", ar, evidence=seen)
+        seen = evidence(spec, [0, 0, spec_second, 0], [3.0, 3.0, spec_gap, 3.0], 20.0)
+        run.job("code", f"p{number}", "pld", spec, evidence=seen)
+    return open_run(run.write())
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{number}-{case[-1]}" for number, case in enumerate(CASES)])
+def test_divergences_are_classified_by_their_logits(parted: duckdb.DuckDBPyConnection, case: int) -> None:
+    row = one(parted, f"from divergences where prompt_id = 'p{case}'")
     assert (row["position"], row["ar_id"], row["spec_id"], row["ulp"]) == (2, A, S, 0.125)
     assert (row["differing_tokens"], row["compared_tokens"]) == (2, 4)
-    assert row["class"] == expected
+    assert row["class"] == CASES[case][-1]
 
 
 @pytest.mark.parametrize(
