@@ -32,7 +32,7 @@ def test_a_built_in_sweep_is_valid_and_its_effective_form_loads_to_itself(
 
 def test_the_sweep_of_cachebacks_parts_wants_its_frozen_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match=r"cacheback\.table cannot be read: .*; build that file, or write where it is"):
+    with pytest.raises(OptionError, match=r"cacheback\.table cannot be read: .*; build that file, or write where"):
         sweep_file.load("cacheback")
     (tmp_path / "mine").write_bytes(b"a table")
     sweep = sweep_file.load("cacheback", ["arms.cacheback-full.frozen=mine"])
