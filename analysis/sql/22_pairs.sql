@@ -8,7 +8,8 @@
 --   (prefill and drafter start-up, s), ar_job_id VARCHAR (NULL without an AR job), ar_tokens INTEGER, ar_steps BIGINT,
 --   ar_decode_s DOUBLE (s), ar_draft_s DOUBLE (s), ar_forward_s DOUBLE (s), ar_before_s DOUBLE (s), identical BOOLEAN
 --   (same output as AR), comparable BOOLEAN (both timed, both with N > 0), scaled_s DOUBLE (decode_s at AR's number of
---   tokens, s)
+--   tokens, s), e2e_s DOUBLE (that with before_s; of a job that has wall time alone, its wall time, where it gave as many
+--   tokens as AR), ar_e2e_s DOUBLE (s, where e2e_s is known)
 create or replace view pairs as
 with outputs as materialized (
     select shard_id, attempt, prompt_id, repeat, device, job_id, arm, drafter, warmup, pair_only, output_ids
@@ -51,7 +52,12 @@ select
     identical,
     coalesce(couples.tokens > 0 and couples.ar_tokens > 0 and mine.decode_s > 0 and ar.decode_s > 0, false)
         as comparable,
-    case when comparable then mine.decode_s * (couples.ar_tokens / couples.tokens) end as scaled_s
+    case when comparable then mine.decode_s * (couples.ar_tokens / couples.tokens) end as scaled_s,
+    case
+        when comparable then scaled_s + before_s
+        when mine.decode_s is null and couples.tokens = couples.ar_tokens and ar.decode_s > 0 then mine.wall_s
+    end as e2e_s,
+    case when e2e_s is not null then ar.decode_s + ar_before_s end as ar_e2e_s
 from couples
 join jobs as mine using (job_id, attempt)
 left join jobs as ar on ar.job_id = ar_job_id and ar.attempt = mine.attempt

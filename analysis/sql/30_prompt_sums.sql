@@ -22,7 +22,7 @@ select
     count(*) filter (comparable and identical) as identical_pairs,
     sum(ar_decode_s) filter (comparable and identical) as identical_ar_s,
     sum(scaled_s) filter (identical) as identical_s,
-    sum(ar_decode_s + ar_before_s) filter (comparable) as e2e_ar_s,
-    sum(scaled_s + before_s) as e2e_s
+    sum(ar_e2e_s) as e2e_ar_s,
+    sum(e2e_s) as e2e_s
 from pairs
 group by all;

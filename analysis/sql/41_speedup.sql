@@ -3,7 +3,8 @@
 --   VARCHAR, stack VARCHAR, pairs BIGINT, pairs_left_out BIGINT (no AR job; untimed; or N = 0), speedup_decode DOUBLE
 --   (ΣAR's time / Σarm's time at AR's number of tokens), speedup_lo DOUBLE (95 %), speedup_hi DOUBLE (95 %),
 --   speedup_identical DOUBLE (over pairs with identical outputs), identical_pairs BIGINT, speedup_e2e DOUBLE (prefill
---   and drafter start-up included), interval_note VARCHAR (why there is no interval, or another kind)
+--   and drafter start-up included; all that an arm with wall time alone has), interval_note VARCHAR (why there is no
+--   interval, or another kind)
 create or replace view speedup as
 with units as (
     select

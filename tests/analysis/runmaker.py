@@ -73,6 +73,7 @@ class RunMaker:
         queries: Sequence[int] | None = None,
         prefill_ms: float = 0.0,
         start_ms: float = 0.0,
+        wall_ms: float | None = None,
         draft_ms: float = 0.0,
         forward_share: float = 0.5,
         timed: bool = True,
@@ -82,7 +83,7 @@ class RunMaker:
         facts: Mapping[str, str] | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> str:
-        """Add a finished job; returns its id. `emits` defaults to one token a step."""
+        """Add a finished job; returns its id. `emits` defaults to one token a step; with `wall_ms` it has no steps."""
         emits = list(emits) or [1] * (len(output) - 1)
         costs = costs or [1.0] * len(emits)
         drafted = list(drafted) if drafted is not None else [count - 1 for count in emits]
@@ -103,6 +104,8 @@ class RunMaker:
             decode_ns=sum(step.step_ns for step in steps),
             evidence=evidence,
         )
+        if wall_ms is not None:
+            trace = Trace(list(output), finish_reason=finish, wall_only=True, decode_ns=int(wall_ms * 1e6))
         shard_id = f"{workload}/{prompt_id}/{repeat}"
         job_id = f"{workload}/{prompt_id}/{arm}/{repeat}" + ("/warm" if warmup else "")
         prompt = self.prompt(workload, prompt_id, warmup=warmup)

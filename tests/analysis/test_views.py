@@ -109,6 +109,17 @@ def test_end_to_end_counts_prefill_and_drafter_start(make: Make) -> None:
     }  # fmt: skip
 
 
+def test_an_arm_with_wall_time_alone_is_compared_end_to_end_where_it_gave_as_many_tokens(make: Make) -> None:
+    run = make()
+    for prompt, tokens in (("p1", 5), ("p2", 4)):
+        run.job("code", prompt, "ar", ids(0, 5), [1] * 4, [2.0] * 4, prefill_ms=1.5, start_ms=0.5)
+        run.job("code", prompt, "hf", ids(0, tokens), wall_ms=8.0, drafter="hf-pld")
+    con = open_run(run.write())
+    assert one(con, "select pairs, speedup_decode, speedup_e2e from speedup where arm = 'hf'") == {
+        "pairs": 0, "speedup_decode": None, "speedup_e2e": round(10 / 8, 9),
+    }  # fmt: skip
+
+
 def test_a_pair_without_steps_is_left_out_and_counted(make: Make) -> None:
     run = make()
     for arm in ("ar", "pld"):
