@@ -243,18 +243,22 @@ def _finish(run_dir: Path, result: Result) -> None:
 
 def headline(run_dir: Path) -> None:
     """Print the run's headline table and the checks beneath."""
-    from rich.console import Console
-
     from dfbench.analysis import console
     from dfbench.analysis.store import open_run
 
-    screen = Console()
     connection = open_run(run_dir)
     try:
-        # A file or pipe has no width; a table cut at 80 columns would lose figures.
-        (screen if screen.is_terminal else Console(width=200)).print(console.headline(connection))
+        _screen().print(console.headline(connection))
     finally:
         connection.close()
+
+
+def _screen() -> Console:
+    """The terminal; a file or pipe has no width, and a table cut at 80 columns would lose figures."""
+    from rich.console import Console
+
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=200)
 
 
 def status(
@@ -267,14 +271,13 @@ def status(
     elsewhere(address)
     import json
 
-    from rich.console import Console
     from rich.live import Live
 
     from dfbench.analysis.rundir import find_run
     from dfbench.cluster import status as standing
 
     run_dir = find_run(run)
-    console = Console()
+    console = _screen()
     now = standing.read(run_dir)
     if as_json:
         typer.echo(json.dumps(now.as_json(), ensure_ascii=False))
