@@ -33,17 +33,21 @@ def rate(jobs_per_s: float) -> str:
 
 
 def line(now: Standing) -> str:
-    """One plain line: done of all, failed, rate, time left, workers."""
+    """One plain line: done of all, failed, rate, time left, workers. Before the first job is through, what comes first."""
     counts = now.counts
     failed = f", {counts.failed} failed" if counts.failed else ""
+    done = f"{counts.done}/{counts.total} jobs done{failed}"
     if counts.done + counts.failed == counts.total:
-        return f"{counts.done}/{counts.total} jobs done{failed}"
+        return done
     if not now.workers:
-        return f"{counts.done}/{counts.total} jobs done{failed}; {now.loading or 'no'} workers loading the target"
-    return (
-        f"{counts.done}/{counts.total} jobs done{failed}, {rate(now.rate)}, {duration(now.eta_s)} left,"
-        f" {now.workers} workers"
-    )
+        return f"{done}; {_workers(now.loading) if now.loading else 'no workers'} loading the target"
+    if now.eta_s is None:
+        return f"{done}; {_workers(now.workers)} warming up and measuring what a pass costs"
+    return f"{done}, {rate(now.rate)}, {duration(now.eta_s)} left, {_workers(now.workers)}"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 @contextmanager

@@ -248,7 +248,8 @@ def standing(done: int, failed: int = 0, rate: float = 0.5, workers: int = 2) ->
 
 
 def test_progress_lines() -> None:
-    assert progress.line(standing(0, workers=0)) == "0/10 jobs done; 1 workers loading the target"
+    assert progress.line(standing(0, workers=0)) == "0/10 jobs done; 1 worker loading the target"
+    assert progress.line(standing(0)) == "0/10 jobs done; 2 workers warming up and measuring what a pass costs"
     assert progress.line(standing(3, 1)) == "3/10 jobs done, 1 failed, 30.0 jobs/min, 1:15 left, 2 workers"
     assert progress.line(standing(9, 1)) == "9/10 jobs done, 1 failed"
     assert progress.rate(12.34) == "12.3 jobs/s"
