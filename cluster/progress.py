@@ -33,7 +33,7 @@ def rate(jobs_per_s: float) -> str:
 
 
 def line(now: Standing) -> str:
-    """One plain line: done of all, failed, rate, time left, workers. Before the first job is through, what comes first."""
+    """One plain line: done of all, failed, rate, time left, workers; before a first job, what comes before it."""
     counts = now.counts
     failed = f", {counts.failed} failed" if counts.failed else ""
     done = f"{counts.done}/{counts.total} jobs done{failed}"

@@ -10,6 +10,7 @@ import typer
 
 from dfbench.analysis.query import listed
 from dfbench.cluster.cli import app
+from dfbench.cluster.sweep import Dataset, Model, Section, Sweep, Workload
 from dfbench.drafters import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,3 +65,14 @@ def view_rows() -> list[str]:
 def test_every_view_is_in_the_docs_with_its_meaning() -> None:
     found = [line for line in DOCS["views.md"].splitlines() if line.startswith("| `")]
     assert found == view_rows(), "write the rows that `view_rows` gives into docs/views.md"
+
+
+@pytest.mark.parametrize("section", [Sweep, Model, Workload, Dataset])
+def test_every_key_of_a_sweep_is_in_the_docs_with_its_default(section: type[Section]) -> None:
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (.*?) \|", DOCS["sweep.md"], re.MULTILINE))
+    for key, field in section.model_fields.items():
+        assert f"`{key}`" in DOCS["sweep.md"], f"docs/sweep.md has no key `{key}`"
+        default, said = field.default, rows.get(key, "")
+        if isinstance(default, str | int | float) and default is not False and said:
+            shown = f"{default:g}" if isinstance(default, float) else str(default).lower()
+            assert said.strip("`") == shown, f"docs/sweep.md: `{key}` is {shown}"
