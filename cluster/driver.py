@@ -111,6 +111,7 @@ class Driver:
         terms = Terms(options.workers, options.workers_per_node, options.device, options.patience_s)
         self.staff = Staff(ledger, terms, self.health, self.teller, Examiner if guards else Worker)
         self._looked = float("-inf")
+        self._placed: dict[str, str] = {}
         self._data_version = 0
         self._redo = False
         self._cancelled = False
@@ -199,6 +200,7 @@ class Driver:
         self._looked = now
         self._heed_requests()
         self.staff.look_around(self.counts.pending)
+        self._note_placed()
         if self._notice is not None:
             self._notice.post(self.staff.members, self.health.poisoned())
 
@@ -214,6 +216,13 @@ class Driver:
         self._redo = not self._cancelled and upkeep.redo(self.ledger, self.queue.busy)
         self.counts = self.ledger.counts()
         self.queue.clear()
+
+    def _note_placed(self, *, again: bool = False) -> None:
+        """Write down which shard is where, when that has changed; `again` after a commit, which settles shards."""
+        placed = staff.placed(self.staff.members)
+        if again or placed != self._placed:
+            self._placed = placed
+            self.ledger.set_running(placed)
 
     # --- dispatch ----------------------------------------------------------------------------------------------
 
@@ -354,7 +363,7 @@ class Driver:
                 self._notice.count(outcome.worker_id, len(outcome.done))
             self._count(len(outcome.done), sum(f.job_id is not None for f in outcome.failures))
         if outcomes:
-            self.ledger.set_running(staff.placed(self.staff.members))
+            self._note_placed(again=True)
             self.teller.files_changed()
             if upkeep.compact(self.ledger):
                 self.teller.files_changed()

@@ -245,6 +245,21 @@ def test_others_can_see_what_a_driver_works_on(tmp_path: Path, address: str, hel
     assert notice.read(read_head(address)) == {}
 
 
+def test_the_first_shard_is_seen_at_work_before_anything_is_committed(tmp_path: Path, address: str, held: Any) -> None:
+    run = tmp_path / "run"
+    make_run(run, 2).close()
+    seen: dict[str, str] = {}
+
+    def running() -> dict[str, str]:
+        with Ledger.open(run, readonly=True) as ledger:
+            seen.update(ledger.running())
+        return seen
+
+    result = driver.run(run, Options(address=address, workers_per_node=1), on_progress=held(1, running))
+    assert result.state == "done"
+    assert list(seen) == ["s0"]
+
+
 def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
     make_run(tmp_path, 1).close()
     with pytest.raises(ClusterError, match=r"nobody answers at 127\.0\.0\.1:1"):
