@@ -222,7 +222,7 @@ def test_a_device_that_no_node_has_is_refused_at_once_with_those_there_are(tmp_p
         drive(tmp_path, address, device="nosuch")  # known once a worker is there: these nodes have no labels
     with pytest.raises(UsageError, match="no node has a device 'nosuch', only cpu"):
         driver.run(tmp_path, Options(device="nosuch"))  # known before one is
-    with pytest.raises(ClusterError, match="no worker could be had for 2 s"):
+    with pytest.raises(ClusterError, match=r"no worker could be had for \d+ s"):
         drive(tmp_path, address, device="nosuch", patience_s=2.0)
     with Ledger.open(tmp_path) as ledger:
         assert ledger.counts().pending == 2
