@@ -43,22 +43,23 @@ from a join b using (workload, arm, prompt_id, prompt_sha, repeat)
 
 _CHANGES = """
 with metrics as (
-    select workload, arm, conversation, carried, 'mat' as metric,
+    select workload, arm, drafter, conversation, carried, 'mat' as metric,
         a_tokens::double as an, a_steps::double as ad, b_tokens::double as bn, b_steps::double as bd from paired
     union all
-    select workload, arm, conversation, carried, 'speedup', a_ar, a_scaled, b_ar, b_scaled from paired
+    select workload, arm, drafter, conversation, carried, 'speedup', a_ar, a_scaled, b_ar, b_scaled from paired
     union all
-    select workload, arm, conversation, carried, 'tokens_per_s', a_tokens, a_s, b_tokens, b_s from paired
+    select workload, arm, drafter, conversation, carried, 'tokens_per_s', a_tokens, a_s, b_tokens, b_s from paired
 ),
 units as (
     select workload, arm, metric, conversation, bool_or(carried) as carried, count(*) as jobs,
+        bool_and(drafter = 'ar') as reference,
         sum(an) as an, sum(ad) as ad, sum(bn) as bn, sum(bd) as bd
     from metrics where ad > 0 and bd > 0 and an > 0 and bn > 0
     group by all
 )
 select
     workload, arm, metric, count(*) as prompts, sum(jobs)::bigint as jobs,
-    sum(an) / sum(ad) as a, sum(bn) / sum(bd) as b, b / a - 1 as change,
+    sum(an) / sum(ad) as a, sum(bn) / sum(bd) as b, b / a - 1 as change, bool_and(reference) as reference,
     case when not bool_or(carried) then ratio_of_ratios_interval(list(bn), list(bd), list(an), list(ad)) end as interval
 from units
 group by workload, arm, metric
@@ -88,6 +89,8 @@ class Change:
     b: float
     change: float
     interval: Interval | None
+    reference: bool = False
+    """Whether this is AR itself, whose MAT and speedup are 1 by definition."""
 
     @property
     def words(self) -> str:
@@ -153,7 +156,7 @@ def _notes(across: Collection[str]) -> list[str]:
 def _change(row: dict[str, Any]) -> Change:
     found = row["interval"]
     interval = Interval(found["lo"] - 1, found["hi"] - 1) if found else None
-    plain = {name: row[name] for name in ("workload", "arm", "metric", "prompts", "a", "b", "change")}
+    plain = {name: row[name] for name in ("workload", "arm", "metric", "prompts", "a", "b", "change", "reference")}
     return Change(**plain, interval=interval)
 
 
@@ -213,9 +216,13 @@ class Condition(NamedTuple):
     size: float
     of: Literal["relative change", "change", "value"]
 
+    def judges(self, change: Change) -> bool:
+        """Whether it is about this change: what is 1 by definition is not judged."""
+        return change.metric == self.metric and not (change.reference and self.metric in ("mat", "speedup"))
+
     def met(self, change: Change) -> bool:
         """Whether a change is one that fails."""
-        if change.metric != self.metric:
+        if not self.judges(change):
             return False
         value = {"relative change": change.change, "change": change.b - change.a, "value": change.b}[self.of]
         return value < self.size if self.sign == "<" else value > self.size

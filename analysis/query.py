@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from dfbench.analysis.catalog import View, views
 from dfbench.analysis.rundir import require_not_own
@@ -81,9 +82,10 @@ def listed() -> list[View]:
 
 
 def needs_more(con: duckdb.DuckDBPyConnection, query: str) -> bool:
-    """Whether a query typed so far is only a beginning: DuckDB stumbles over its very end, or a bracket is open."""
+    """Whether a query typed so far is only a beginning: a comment, an open bracket, or DuckDB stumbles over its end."""
     try:
-        con.extract_statements(query)
+        if not con.extract_statements(query):
+            return True
     except duckdb.Error as error:
         first = str(error).splitlines()[0]
         near = re.search(r'at or near "(.*)"$', first)
@@ -179,9 +181,9 @@ def terminal(table: pa.Table, width: int) -> tuple[Table, str]:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in kept:
         right = name != "…" and _is_number(table.schema.field(name).type)
-        drawn.add_column(name, justify="right" if right else "left", no_wrap=True)
+        drawn.add_column(Text(name), justify="right" if right else "left", no_wrap=True)
     for number in range(len(head)):
-        drawn.add_row(*(_safe(cells[name][number]) if name != "…" else "…" for name in kept))
+        drawn.add_row(*(Text(cells[name][number] if name != "…" else "…") for name in kept))
     notes = []
     if table.num_rows > SHOWN_ROWS:
         notes.append(f"{SHOWN_ROWS} of {table.num_rows} rows")
@@ -189,10 +191,6 @@ def terminal(table: pa.Table, width: int) -> tuple[Table, str]:
         notes.append(f"{len(kept) - 1} of {table.num_columns} columns")
     note = f"({', '.join(notes)} shown; select fewer, or write --format csv)" if notes else ""
     return drawn, note or f"({table.num_rows} row{'' if table.num_rows == 1 else 's'})"
-
-
-def _safe(value: str) -> str:
-    return value.replace("[", "\\[")
 
 
 def _clip(value: str, longest: int = 48) -> str:

@@ -134,6 +134,12 @@ def compare(
 
     conditions = {text: comparing.parse_condition(text) for text in fail_if or []}
     found = comparing.compare(_open(a), _open(b), across or [])
+    for text, condition in conditions.items():
+        if not any(map(condition.judges, found.changes)):
+            raise QueryError(
+                f"--fail-if '{text}': no arm that drafts has a {condition.metric} in both runs, so nothing could fail: "
+                f"leave it out, or write one of {', '.join(sorted({change.metric for change in found.changes}))}."
+            )
     _screen().print(comparison(found))
     failed = [(text, change) for text, met in conditions.items() for change in found.changes if met.met(change)]
     for text, change in failed:

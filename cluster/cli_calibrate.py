@@ -27,6 +27,11 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """What a pass costs here: forward time by number of queries and context, and the memory's read bandwidth."""
+    from dfbench.analysis.rundir import require_not_own
+
+    require_not_own(out)
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder: write --out with the name of a file in it.")
     if out.exists() and not force:
         raise UsageError(f"{out} is there already: write another --out, or --force.")
     if not out.parent.is_dir():

@@ -87,9 +87,9 @@ def _print(verdict: Verdict) -> None:
         style="dim",
         soft_wrap=True,
     )
-    console.print(verdict.line(), highlight=False, soft_wrap=True)
+    console.print(verdict.line(), highlight=False, soft_wrap=True, markup=False)
     for note in verdict.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
     for finding in verdict.findings[:50]:
         console.print(f"FINDING ({finding.check}): {finding.message}", highlight=False, soft_wrap=True, markup=False)
     if len(verdict.findings) > 50:

@@ -118,7 +118,10 @@ def nodes(
     from dfbench.cluster import head as heads
     from dfbench.cluster import nodes as listing
     from dfbench.cluster import stack, start
+    from dfbench.errors import ClusterError, unknown
 
+    if format_ not in ("table", "json"):
+        raise ClusterError(unknown("format", format_, ("table", "json")))
     if labels:
         typer.echo(stack.format_labels(start.node_labels()))
         return

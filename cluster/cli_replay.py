@@ -102,9 +102,10 @@ def _predictions(run_dir: Path, curve: str, live: Path | None) -> None:
     """The view `speedup_model` of a replay; beside it, for a live run's replay, what that run measured."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     measured = _measured(live) if live is not None else {}
-    table = Table(title=f"speedup_model from: {curve}", title_justify="left")
+    table = Table(title=Text(f"speedup_model from: {curve}"), title_justify="left")
     compared = ("measured", "error") if measured else ()
     for column in ("workload", "arm", "prompts", "MAT", "speedup_model", "95 %", *compared):
         table.add_column(column, justify="left" if column in ("workload", "arm") else "right")
@@ -205,6 +206,7 @@ def _report(tuned: Tuned, curve: str) -> None:
             shown = finding.held_out.mat
             typer.echo(_row(finding))
     typer.echo(f"\nbest: {_sentence(tuned.best)}")
+    typer.echo("(chosen on the other prompts, as each line below is: on the held-out ones another may come out ahead)")
     for engine in ENGINES:
         finding = tuned.engines.get(engine.name)
         if finding is None:
@@ -223,7 +225,8 @@ def _row(finding: Finding) -> str:
 def _sentence(finding: Finding) -> str:
     score = finding.held_out
     return (
-        f"{finding.config.name}: speedup_model {score.speedup:.2f} ({_between(finding.interval)}) "
+        f"{finding.config.name}: speedup_model {score.speedup:.2f} "
+        f"({_between(finding.interval) if finding.interval is not None else 'too few prompts for an interval'}) "
         f"at MAT {score.mat:.2f} and {score.queries:.1f} queries a step"
     )
 

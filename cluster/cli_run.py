@@ -150,9 +150,9 @@ def _use_file(data: dict[str, Any], entry: str) -> None:
     workloads = data.get("workloads")
     if not isinstance(workloads, list):
         raise SweepError("the sweep has no list of `workloads` that --workload could change.")
-    names = [item if isinstance(item, str) else item.get("name") for item in workloads if isinstance(item, str | dict)]
+    names = [item.get("name") if isinstance(item, dict) else item for item in workloads]
     if name not in names:
-        raise WorkloadError(f"--workload: {unknown('workload of the sweep', name, [str(known) for known in names])}")
+        raise WorkloadError(f"--workload: {unknown('workload of the sweep', name, map(str, names))}")
     at = names.index(name)
     given = {"name": name} if isinstance(workloads[at], str) else dict(workloads[at])
     for key in ("dataset", "template", "chat"):

@@ -46,6 +46,8 @@ def shell(con: duckdb.DuckDBPyConnection) -> None:
                 respond(con, line)
             except QueryError as error:
                 typer.echo(str(error), err=True)
+            except KeyboardInterrupt:
+                typer.echo("the query was stopped.", err=True)
 
 
 def respond(con: duckdb.DuckDBPyConnection, line: str) -> None:
@@ -75,13 +77,14 @@ def _schema(name: str) -> None:
 
 
 def _history() -> History:
-    """History in the user's state folder, or none where that cannot be written."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dfbench"
+    """History in the user's state folder, or none where there is no such folder or it cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+        file = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dfbench" / "sql_history"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("ab").close()
+    except (OSError, RuntimeError):  # A RuntimeError where nobody's home is known.
         return InMemoryHistory()
-    return FileHistory(str(folder / "sql_history"))
+    return FileHistory(str(file))
 
 
 def _completer() -> WordCompleter:

@@ -126,8 +126,10 @@ def build_workload(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a workload to a file as it would be asked, so that it can be used where no hub is in reach."""
+    from dfbench.analysis.rundir import require_not_own
     from dfbench.cluster import workloads as sources
 
+    require_not_own(out)
     if out.exists() and not force:
         raise WorkloadError(f"{out} is there already: write another --out, or --force.")
     wanted, warmup = _workload_of(sweep, name)
@@ -184,7 +186,8 @@ def build_corpus(
     """Count which tokens follow which in a corpus: Cacheback's frozen table."""
     from dfbench.drafters import frozen
 
-    encode, tokenizer_hash = _tokenizer(out, model, revision)
+    _check_place(out, frozen.MAGIC)
+    encode, tokenizer_hash = _tokenizer(model, revision)
     table = frozen.build(
         _texts(texts),
         encode,
@@ -213,7 +216,8 @@ def build_bigrams(
     """Count which token follows which in a corpus: the static table of `ngram-cache`."""
     from dfbench.drafters import bigrams
 
-    encode, tokenizer_hash = _tokenizer(out, model, revision)
+    _check_place(out, bigrams.MAGIC)
+    encode, tokenizer_hash = _tokenizer(model, revision)
     table = bigrams.build(
         map(encode, _texts(texts)),
         tokenizer_hash=tokenizer_hash,
@@ -225,13 +229,23 @@ def build_bigrams(
     typer.echo(f"{out}  sha256 {digest}; use it in an arm: {{drafter: ngram-cache, static: {out}}}")
 
 
-def _tokenizer(out: Path, model: str | None, revision: str | None) -> tuple[Callable[[str], list[int]], str]:
-    """How a text is cut, without special tokens, and the tokenizer's hash; once it is sure that `out` has a folder."""
+def _check_place(out: Path, magic: bytes) -> None:
+    """Raise OptionError unless a table may be written here: in the place of another such table, and of nothing else."""
+    if not out.parent.is_dir():
+        raise OptionError(f"{out.parent} is not a folder: write --out with one that is there.")
+    if out.is_dir():
+        raise OptionError(f"{out} is a folder: write --out with the name of a file in it.")
+    if out.exists():
+        with out.open("rb") as there:
+            if there.read(len(magic)) != magic:
+                raise OptionError(f"{out} is there already and is no such table: write another --out.")
+
+
+def _tokenizer(model: str | None, revision: str | None) -> tuple[Callable[[str], list[int]], str]:
+    """How a text is cut, without special tokens, and the tokenizer's hash."""
     from dfbench.workers import models
     from dfbench.workers.spec import EMBEDDED_MODEL, TargetSpec
 
-    if not out.parent.is_dir():
-        raise OptionError(f"{out.parent} is not a folder: write --out with one that is there.")
     tokenizer = models.load_tokenizer(models.resolve(TargetSpec(model=model or EMBEDDED_MODEL, revision=revision)))
 
     def encode(text: str) -> list[int]:
@@ -245,9 +259,9 @@ def _texts(paths: list[Path]) -> Iterator[str]:
     for path in paths:
         try:
             if path.suffix != ".jsonl":
-                yield path.read_text(encoding="utf-8")
+                yield path.read_text(encoding="utf-8-sig")
                 continue
-            with path.open(encoding="utf-8") as lines:
+            with path.open(encoding="utf-8-sig") as lines:
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
                         yield _text_of(line, f"{path}, line {number}")
@@ -258,7 +272,7 @@ def _texts(paths: list[Path]) -> Iterator[str]:
 def _text_of(line: str, place: str) -> str:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # A ValueError too is an integer of thousands of digits.
         raise WorkloadError(f"{place} is not JSON: write one JSON object a line.") from error
     text = row.get("text", row.get("prompt")) if isinstance(row, dict) else None
     if not isinstance(text, str):

@@ -78,7 +78,7 @@ class Endpoint:
                 pause = _retry_after(error) or self.pause_s * 2**attempt
                 final = error.code not in AGAIN
             except (OSError, HTTPException) as error:
-                message, pause, final = self._hide(str(error)), self.pause_s * 2**attempt, False
+                message, pause, final = self._hide(_no_answer(error)), self.pause_s * 2**attempt, False
             if final or attempt == RETRIES - 1:
                 raise EndpointError(f"{self.base}{path}: {message.strip()}")
             time.sleep(min(pause, LONGEST_WAIT_S))
@@ -116,9 +116,16 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
+def _no_answer(error: Exception) -> str:
+    """Why nothing came back, in words, after all tries."""
+    reason = getattr(error, "reason", error)
+    said = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return f"no answer after {RETRIES} tries ({said}): start the server, or name another --endpoint."
+
+
 def _retry_after(error: urllib.error.HTTPError) -> float | None:
     value = error.headers.get("Retry-After", "") if error.headers else ""
-    return float(value) if value.isdigit() else None
+    return float(value) if value.isdecimal() else None
 
 
 def key_from(variable: str) -> str | None:

@@ -66,6 +66,9 @@ def prepare(run_dir: Path) -> Path:
         with Ledger.open(guard_dir, readonly=True) as ledger:
             if ledger.run.sweep_sha == fingerprint:
                 return guard_dir
+    if not (run_dir / PROMPTS_FILE).is_file():
+        raise RunError(f"{run_dir / PROMPTS_FILE} is missing: guard the run with --join-only, or submit it again.")
+    if guard_dir.exists():  # of the run as it was, or half prepared
         shutil.rmtree(guard_dir)
     guard_dir.mkdir()
     shutil.copyfile(run_dir / PROMPTS_FILE, guard_dir / PROMPTS_FILE)

@@ -79,7 +79,7 @@ def parse_address(text: str) -> str:
         host, port = host + "]", rest.lstrip(":") or port
     elif host.count(":") == 1:
         host, port = host.split(":")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ClusterError(
             f"'{text}' is not the address of a head: write host or host:port, such as 192.168.1.10:6379."
         )

@@ -49,7 +49,7 @@ def load_config(path: Path) -> Cluster:
         raise ClusterError(
             f"there is no {path}: name the launcher file with --config, or start a head on this machine with --here."
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ClusterError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(config, Mapping):
         raise ClusterError(f"{path} is not a launcher file: it needs `provider` with head_ip and worker_ips.")

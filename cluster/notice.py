@@ -78,7 +78,8 @@ def read(head: Head) -> dict[str, Work]:
     found: dict[str, Work] = {}
     for notice in head.notices:
         for node_id, told in notice.items():
-            found[node_id] = _add(found.get(node_id, Work()), Work(**told))
+            known = {key: told[key] for key in Work.__dataclass_fields__ if key in told}  # it may be a newer dfbench
+            found[node_id] = _add(found.get(node_id, Work()), Work(**known))
     return found
 
 

@@ -135,7 +135,7 @@ def _init_local(settings: dict[str, Any]) -> None:
 def _require_answer(address: str) -> None:
     """Raise ClusterError at once where nobody listens: Ray itself would try for minutes, then end the process."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
+    if not colon or not port.isdecimal():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

@@ -165,7 +165,7 @@ def _sha(source: Source, sweep: Sweep, options: ReplayOptions) -> str:
 
 def create(run_dir: Path, replay: Replay) -> None:
     """Read the source into a new run. Raises UsageError where nothing in it can be replayed; then nothing is left."""
-    made = not run_dir.exists()
+    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         _write(run_dir, replay)
@@ -176,11 +176,12 @@ def create(run_dir: Path, replay: Replay) -> None:
         raise
 
 
-def _clear(run_dir: Path, made: bool) -> None:
+def _clear(run_dir: Path, made: list[Path]) -> None:
     for name in (PROMPTS_FILE, f".{PROMPTS_FILE}.part", ".shards.part", runs.SWEEP_FILE):
         (run_dir / name).unlink(missing_ok=True)
-    if made and not any(run_dir.iterdir()):
-        run_dir.rmdir()
+    for folder in made:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _write(run_dir: Path, replay: Replay) -> None:

@@ -275,8 +275,12 @@ def _spans(stream: _Stream, noun: str, level: int) -> Iterator[Document | Fault]
 def _parse(text: bytes, place: str) -> Document | Fault:
     try:
         value = json.loads(text)
+        if b"\\u" in text:  # an escape can name half of a character, which can be written nowhere
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError:
         return Fault(place, "not UTF-8")
+    except UnicodeEncodeError:
+        return Fault(place, "half of a surrogate pair, which is no text")
     except (ValueError, RecursionError):
         return Fault(place, "not JSON")
     return Document(place, value) if isinstance(value, dict) else Fault(place, "not a JSON object")

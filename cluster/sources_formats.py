@@ -131,7 +131,7 @@ def _token_ids(document: Json) -> Exchange | Skip:
     return Exchange(
         "token ids",
         name,
-        turn if isinstance(turn, int) else 0,
+        turn if type(turn) is int and 0 <= turn < 2**15 else 0,
         workload,
         prompt_ids=tuple(ids["prompt_ids"] or ()),
         output_ids=tuple(ids["output_ids"] or ()),
@@ -145,7 +145,7 @@ def pair(request: Any, response: Any, document: Json, kind: str) -> Iterator[Exc
         yield Skip("a failed request")
         return
     choices = response.get("choices")
-    if response.get("object", "").endswith(".chunk"):
+    if str(response.get("object")).endswith(".chunk"):
         yield Skip("a streamed chunk")
     elif not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         yield Skip("a response without choices")

@@ -43,7 +43,7 @@ class Ports:
     def parse(cls, text: str) -> Ports:
         """`FIRST-LAST`. Raises ClusterError for anything else, and for a range with no room for workers."""
         first, _, last = text.partition("-")
-        if not (first.isdigit() and last.isdigit()) or not 1024 <= int(first) <= int(last) < 65536:
+        if not (first.isdecimal() and last.isdecimal()) or not 1024 <= int(first) <= int(last) < 65536:
             raise ClusterError(f"'{text}' is not a range of ports: write FIRST-LAST, such as {PORTS}.")
         if int(last) - int(first) < 15:
             raise ClusterError(f"the ports {text} are too few: a node needs 16 or more, such as {PORTS}.")

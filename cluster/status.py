@@ -75,8 +75,7 @@ def read(run_dir: Path) -> Status:
         return Status(
             run_dir=str(run_dir),
             sweep=ledger.run.sweep,
-            # `running` outlives a driver that died.
-            state="stopped" if state == "running" and not alive else state,
+            state=_shown(state, alive, begun=bool(ledger.workers())),
             driver=alive,
             jobs=_plain(counts),
             arms={arm: _plain(part) for arm, part in ledger.counts_by_arm().items()},
@@ -87,6 +86,13 @@ def read(run_dir: Path) -> Status:
         )
 
 
+def _shown(state: str, alive: bool, *, begun: bool) -> str:
+    """The ledger's state in a person's words: `running` outlives a driver that died; stopped, it plans anew."""
+    if alive or state not in ("running", "planned"):
+        return state
+    return "stopped" if begun or state == "running" else "planned"
+
+
 def _plain(counts: Counts) -> dict[str, int]:
     states = {name: getattr(counts, name) for name in ("done", "failed", "pending", "cancelled")}
     return {**states, "total": counts.total}
@@ -94,11 +100,7 @@ def _plain(counts: Counts) -> dict[str, int]:
 
 def _pace(run_dir: Path, counts: Counts) -> tuple[float | None, float | None]:
     """Jobs a second since the driver at work began, and the seconds left at that rate."""
-    begun = None
-    with (run_dir / LOG_FOLDER / "driver.jsonl").open(encoding="utf-8", errors="replace") as log:
-        for line in log:
-            if '"event": "begin"' in line:
-                begun = json.loads(line)
+    begun = _begun(run_dir / LOG_FOLDER / "driver.jsonl")
     if begun is None:
         return None, None
     seconds = (datetime.now(UTC) - datetime.fromisoformat(begun["at"])).total_seconds()
@@ -106,6 +108,19 @@ def _pace(run_dir: Path, counts: Counts) -> tuple[float | None, float | None]:
     if seconds <= 0 or settled <= 0:
         return None, None
     return settled / seconds, counts.pending * seconds / settled
+
+
+def _begun(log: Path) -> dict[str, Any] | None:
+    """The last driver's first word in the log; None where it has said none, or a full disk has torn it."""
+    if not log.is_file():
+        return None
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        said = [line for line in lines if '"event": "begin"' in line]
+    try:
+        begun: dict[str, Any] = json.loads(said[-1])
+    except (IndexError, ValueError):
+        return None
+    return begun
 
 
 def _nodes(run_dir: Path, ledger: Ledger) -> tuple[NodeStanding, ...]:
@@ -186,7 +201,8 @@ def _node_table(status: Status) -> Table:
     table = Table("node", "device", _right("workers"), _right("shards done"), "at work on", box=None)
     for node in status.nodes:
         shards = ", ".join(node.running) if status.driver else ""
-        table.add_row(node.node, ", ".join(node.devices), str(node.workers), str(node.shards_done), shards)
+        row = (node.node, ", ".join(node.devices), str(node.workers), str(node.shards_done), shards)
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -194,7 +210,9 @@ def _failure_table(status: Status) -> Table:
     table = Table("shard", "arm", "prompt", "kind", "message", "log", box=None)
     for failed in status.failed[:SHOWN_FAILURES]:
         what = (failed.message.splitlines() or [""])[0][:120]
-        table.add_row(failed.shard_id, failed.arm, failed.prompt_id, failed.kind, Text(what), failed.log)
+        # As text: rich reads markup in plain strings, and a prompt's id or a path may hold brackets.
+        row = (failed.shard_id, failed.arm, failed.prompt_id, failed.kind, what, failed.log)
+        table.add_row(*map(Text, row))
     return table
 
 

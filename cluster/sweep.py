@@ -22,7 +22,9 @@ from dfbench.workers.spec import EMBEDDED_MODEL, ArmSpec, CachePolicy, EngineMod
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 """A name that is also a safe file name: it cannot lead out of a folder."""
-Count = Annotated[int, Field(ge=1)]
+MOST = 2**31 - 1
+"""What the records' columns hold."""
+Count = Annotated[int, Field(ge=1, le=MOST)]
 DType = Literal["bfloat16", "float16", "float32", "float64"]
 
 
@@ -97,11 +99,11 @@ class Scripted(Section):
     See `workers.target.scripted_rule` for the text it gives. `step_ms` is slept for every pass.
     """
 
-    seed: int = 0
-    vocab: Annotated[int, Field(ge=4)] = 64
+    seed: Annotated[int, Field(ge=-MOST, le=MOST)] = 0
+    vocab: Annotated[int, Field(ge=4, le=MOST)] = 64
     period: Count = 17
-    eos_at: Annotated[int, Field(ge=0)] = 0
-    step_ms: Annotated[float, Field(ge=0)] = 0.0
+    eos_at: Annotated[int, Field(ge=0, le=MOST)] = 0
+    step_ms: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     prompts: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     prompt_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 16
 
@@ -191,7 +193,7 @@ class Sweep(Section):
     max_new_tokens: Count = 256
     ignore_eos: bool = False
     enable_thinking: bool = False
-    warmup: Annotated[int, Field(ge=0)] = 1
+    warmup: Annotated[int, Field(ge=0, le=1000)] = 1
     repeats: Count = 1
     calibrate: bool = True
     workers: Count | None = None
@@ -209,6 +211,8 @@ class Sweep(Section):
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise ValueError(f"two {kind}s are called '{twice}': give each its own `name`")
+        if self.target != "torch" and self.model.options:
+            raise ValueError(f"`model.options` are for a model, and the target is {self.target}: leave them out")
         made_up = self.target == "scripted"
         for workload in self.workloads:
             if made_up and (workload.file or workload.dataset):
@@ -265,6 +269,14 @@ def canonical(value: Any) -> bytes:
 def validate(data: dict[str, Any], source: str = "the sweep") -> Sweep:
     """Plain data → `Sweep`. Raises SweepError or OptionError: one sentence, naming the place and the nearest key."""
     try:
-        return Sweep.model_validate(data)
+        sweep = Sweep.model_validate(data)
     except ValidationError as error:
         raise SweepError(f"{source}: {sweep_errors.sentence(Sweep, error)}") from error
+    try:
+        canonical(sweep.to_dict())
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise SweepError(
+            f"{source} holds a value that cannot be written down again: write plain text, finite numbers and lists or "
+            "mappings that do not hold themselves."
+        ) from error
+    return sweep

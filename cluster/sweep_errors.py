@@ -66,7 +66,10 @@ def _what(detail: ErrorDetails) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits.
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 

@@ -50,8 +50,7 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        what = getattr(error, "problem", None) or "it cannot be parsed"
-        raise SweepError(f"{source} is not YAML{where}: {what}.") from error
+        raise SweepError(f"{source} is not YAML{where}: {_why(error)}.") from error
     except RecursionError as error:
         raise SweepError(f"{source} is nested too deeply: write a mapping of plain settings.") from error
     if data is None:
@@ -59,6 +58,10 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise SweepError(f"{source} must be a mapping with `name`, `workloads` and `arms`, not a {_kind(data)}.")
     return data
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "problem", None) or "it cannot be parsed"
 
 
 def load(source: str, overrides: list[str] | None = None) -> Sweep:
@@ -76,13 +79,15 @@ def load_run(run_dir: Path) -> Sweep:
         data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise SweepError(f"{run_dir} has no readable sweep.yaml: name a run directory that `submit` made.") from error
-    recorded = [arm.pop("source", None) for arm in data.get("arms", []) if isinstance(arm, dict)]
+    arms = data.get("arms")
+    listed = arms if isinstance(arms, list) else []
+    recorded = [arm.pop("source", None) if isinstance(arm, dict) else None for arm in listed]
     sweep = validate(data, str(path))
-    arms = [
+    kept = [
         arm.model_copy(update={"source": source} if source else {})
         for arm, source in zip(sweep.arms, recorded, strict=True)
     ]
-    return sweep.model_copy(update={"arms": arms})
+    return sweep.model_copy(update={"arms": kept})
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -94,9 +99,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     if not equals or not path.strip():
         raise SweepError(f"--set '{override}' has no '=': write key=value, for example max_new_tokens=64.")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SweepError(f"--set '{override}': the value is not YAML.") from error
+        value = yaml.load(text, _UniqueKeys)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SweepError(f"--set '{override}': the value is not YAML: {_why(error)}.") from error
     *parents, last = path.strip().split(".")
     at: Any = data
     for depth, key in enumerate(parents):
@@ -124,10 +129,10 @@ def _descend(at: Any, key: str, path: str) -> Any:
 
 
 def _member(items: list[Any], key: str, path: str) -> int:
-    names = [item if isinstance(item, str) else (item.get("name") or item.get("drafter")) for item in items]
+    names = [(item.get("name") or item.get("drafter")) if isinstance(item, dict) else item for item in items]
     if key in names:
         return names.index(key)
-    if key.isdigit() and int(key) < len(items):
+    if key.isdecimal() and int(key) < len(items):
         return int(key)
     raise SweepError(f"--set {path}: {unknown('member', key, [str(name) for name in names])}")
 
@@ -159,11 +164,23 @@ def _kind(value: Any) -> str:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """SafeLoader that refuses a mapping with the same key twice; YAML would silently keep the last."""
+    """SafeLoader that refuses a mapping with the same key twice, where YAML would silently keep the last, and that says
+    where a value is none of its type, such as the date 2026-13-45."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            raise yaml.MarkedYAMLError(
+                problem=f"'{str(node.value)[:60]}' is not a value of its type; quote what is text",
+                problem_mark=node.start_mark,
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):
                 if key in seen:

@@ -10,7 +10,7 @@ The drafter's own time is not in it, nor anything else that a pass does not cost
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ from dfbench.workers.records import CALIBRATION
 Array = np.ndarray[Any, np.dtype[Any]]
 
 EXAMPLE = "example"
+PLAIN_NS = 1e6
+"""What a plain step is said to take where only multiples of it are known."""
+LONGEST_NS = 1e18
+MOST_TOKENS = 2**31
 _EXAMPLE_COSTS = {1: 1.0, 4: 1.04, 8: 1.15, 16: 1.3, 32: 2.1, 64: 3.2, 96: 4.3}
 """SmolLM2-135M in bf16 on two quiet CPU cores; the last point continues the line of the two before it."""
 
@@ -121,7 +125,8 @@ def load(source: str) -> VerifyCost:
 def relative(label: str, costs: dict[int, float]) -> VerifyCost:
     """A curve from multiples of a plain step, the same at every context; one step is called 1 ms."""
     queries = sorted(costs)
-    return VerifyCost(label, np.array([0.0]), np.array(queries, float), np.array([[costs[q] * 1e6 for q in queries]]))
+    ns = [costs[q] * PLAIN_NS for q in queries]
+    return VerifyCost(label, np.array([0.0]), np.array(queries, float), np.array([ns]))
 
 
 def _run_rows(run_dir: Path) -> pa.Table:
@@ -135,12 +140,21 @@ def _run_rows(run_dir: Path) -> pa.Table:
     return pa.concat_tables([pq.read_table(file) for file in files])
 
 
+_MEANT = {"kind", "context", "queries", "ns", "device", "model", "dtype", "engine"}
+"""The columns of calibration rows that make a curve."""
+
+
 def from_rows(rows: pa.Table, where: str) -> VerifyCost:
     """Medians of calibration rows (records.CALIBRATION), which must be of one device, model, dtype and engine."""
-    missing = {"kind", "context", "queries", "ns", "device", "model", "dtype", "engine"} - set(rows.column_names)
+    missing = _MEANT - set(rows.column_names)
     if missing:
         raise UsageError(f"{where} has no column '{min(missing)}': it holds no calibration rows.")
+    for name in sorted(_MEANT):
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, name, rows[name].cast(CALIBRATION.field(name).type))
     rows = rows.filter(pc.equal(rows["kind"], "forward"))
+    if rows.num_rows and (pc.min(rows["ns"]).as_py() or 0) < 1:
+        raise UsageError(f"the calibration of {where} holds passes that took no time: run `dfbench calibrate` again.")
     frame = rows.to_pandas()
     kinds = frame[["device", "model", "dtype", "engine"]].drop_duplicates()
     if len(kinds) != 1:
@@ -161,41 +175,68 @@ def from_rows(rows: pa.Table, where: str) -> VerifyCost:
 
 
 def keep(run_dir: Path, curve: VerifyCost) -> None:
-    """Write the curve into a run's calibration table, so that the view `speedup_model` has it; once."""
+    """Write the curve into a run's calibration table, so that the view `speedup_model` has it; once, and in the place
+    of an earlier one of the same name, whose costs would mix with its own."""
     with driver_lock(run_dir), Ledger.open(run_dir) as ledger:
         rows = curve.rows(ledger.run.run_id)
-        held = [pq.read_table(run_dir / file.name) for file in ledger.files("calibration")]
-        if held and _keys(rows) <= _keys(pa.concat_tables(held)):
+        old = ledger.files("calibration")
+        held = pa.concat_tables(
+            [CALIBRATION.empty_table(), *(pq.read_table(run_dir / file.name).cast(CALIBRATION) for file in old)]
+        )
+        if _keys(rows, CALIBRATION.names) <= _keys(held, CALIBRATION.names):
             return
-        files = write_files(run_dir, {"calibration": rows}, generation=0, number=next_number(ledger))
-        ledger.commit(files, [], {file.name: set() for file in files})
+        mine = _keys(rows, _CURVE)
+        others = [key not in mine for key in zip(*(held[name].to_pylist() for name in _CURVE), strict=True)]
+        rows = pa.concat_tables([held.filter(pa.array(others, pa.bool_())), rows])
+        files = write_files(
+            run_dir, {"calibration": rows}, generation=ledger.next_generation(), number=next_number(ledger)
+        )
+        ledger.replace_files(files, {file.name: set() for file in files}, [file.name for file in old])
 
 
-def _keys(rows: pa.Table) -> set[tuple[Any, ...]]:
-    return set(zip(*(rows[name].to_pylist() for name in CALIBRATION.names), strict=True))
+_CURVE = ("device", "model", "dtype", "engine")
+"""What one curve's rows have in common."""
+
+
+def _keys(rows: pa.Table, columns: Iterable[str]) -> set[tuple[Any, ...]]:
+    return set(zip(*(rows[name].to_pylist() for name in columns), strict=True))
 
 
 def _from_json(path: Path) -> VerifyCost:
     try:
         given = json.loads(path.read_text(encoding="utf-8-sig"))
-        queries = _increasing(given["queries"], 2)
+        queries = _increasing(given["queries"], 1, at_least=2)
         if "relative" in given:
-            costs: Sequence[float] = given["relative"]
-            return relative(str(given.get("label", path.name)), dict(zip(map(int, queries), costs, strict=True)))
-        contexts = _increasing(given["contexts"], 1)
-        ns = np.array(given["ns"], float)
-        if ns.shape != (len(contexts), len(queries)) or not (ns > 0).all():
+            contexts, ns = np.array([0.0]), _costs([given["relative"]]) * PLAIN_NS
+        else:
+            contexts, ns = _increasing(given["contexts"], 0, at_least=1), _costs(given["ns"])
+        if ns.shape != (len(contexts), len(queries)) or not ((ns >= 1) & (ns < LONGEST_NS)).all():
             raise ValueError("shape")
-        return VerifyCost(str(given.get("label", path.name)), contexts, queries, ns)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        label = given.get("label", path.name)
+        if not (isinstance(label, str) and label.strip() and label.isprintable()):
+            raise ValueError("label")
+        return VerifyCost(label, contexts, queries, ns)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(
             f'{path} is not a cost curve: write {{"queries": [1, 4, …], "relative": [1, 1.04, …]}} or '
-            '{"contexts": […], "queries": […], "ns": [[…], …]} with increasing numbers.'
+            '{"contexts": […], "queries": [1, …], "ns": [[…], …]} with increasing whole numbers, queries from 1, and '
+            "costs above 0."
         ) from error
 
 
-def _increasing(values: Any, at_least: int) -> Array:
+def _increasing(values: Any, first: int, at_least: int) -> Array:
+    """Whole numbers, each larger than the one before; of queries, the first is 1: what all others are measured by."""
+    whole = isinstance(values, list) and all(type(value) is int and value < MOST_TOKENS for value in values)
+    if not whole or len(values) < at_least or values[0] < first or (first and values[0] != first):
+        raise ValueError("not whole numbers")
     array = np.array(values, float)
-    if array.ndim != 1 or len(array) < at_least or not (np.diff(array) > 0).all():
+    if not (np.diff(array) > 0).all():
         raise ValueError("not increasing")
     return array
+
+
+def _costs(rows: Any) -> Array:
+    """Lists of numbers as an array; text and truth values are none."""
+    if not all(type(value) in (int, float) for row in rows for value in row):
+        raise TypeError("not numbers")
+    return np.array(rows, float)

@@ -120,7 +120,7 @@ def read_file(path: Path) -> Iterator[Row]:
         place = f"{path}, line {number}"
         try:
             data = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # A ValueError too is an integer of thousands of digits.
             raise WorkloadError(f"{place} is not JSON: write one JSON object a line.") from error
         yield parse_row(data, place, source=path.name)
     if not found:

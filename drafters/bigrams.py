@@ -92,8 +92,10 @@ def _parse(data: bytes, place: Path) -> Bigrams:
             raise ValueError("checksum")
         columns = np.frombuffer(payload, np.int32).reshape(3, header["entries"]).tolist()
         follow: dict[int, dict[int, int]] = {}
+        if not columns[0] or min(map(min, columns)) < 0:
+            raise ValueError("no 2-grams, or numbers below 0")
         for first, second, count in zip(*columns, strict=True):
             follow.setdefault(first, {})[second] = count
         return Bigrams(str(header["tokenizer_hash"]), str(header["corpus"]), follow)
-    except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, zstandard.ZstdError) as error:
         raise OptionError(f"the 2-gram table {place} is truncated or damaged: copy or build it again.") from error

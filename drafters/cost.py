@@ -32,7 +32,7 @@ class CostCurve:
         ordered = sorted((int(queries), float(cost)) for queries, cost in points)
         if len({queries for queries, _ in ordered}) < max(len(ordered), 2):
             raise OptionError("a cost curve needs two or more points [queries, cost], each with queries of its own.")
-        if ordered[0][0] < 1 or not all(0 < cost < float("inf") for _, cost in ordered):
+        if not 1 <= ordered[0][0] <= ordered[-1][0] < 2**31 or not all(0 < cost < float("inf") for _, cost in ordered):
             raise OptionError("a cost curve's points are [queries, cost] with queries of 1 or more and costs above 0.")
         unit = ordered[0][1] if ordered[0][0] == 1 else 1.0
         scaled = [(1, 1.0), *((queries, cost / unit) for queries, cost in ordered if queries > 1)]
@@ -66,6 +66,6 @@ def load(path: str | None, sha256: str | None, context: DrafterContext) -> CostC
     try:
         curve = json.loads(data)
         return CostCurve.of(zip(curve["queries"], curve["relative"], strict=True))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         example = '{"queries": [1, 8], "relative": [1.0, 1.15]}'
         raise OptionError(f"{place} is not a cost curve: write one as {example}.") from error

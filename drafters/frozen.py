@@ -245,8 +245,11 @@ def _parse(data: bytes, place: Path) -> FrozenTable:
         payload = zstandard.decompress(packed)
         if hashlib.sha256(payload).hexdigest() != header.payload_sha256:
             raise ValueError("checksum")
-        return _arrays(header, payload)
-    except (ValueError, TypeError, zstandard.ZstdError) as error:
+        table = _arrays(header, payload)
+        if not table.leaders.size or min(table.leaders.min(), table.followers.min(initial=0)) < 0:
+            raise ValueError("no leaders, or ids below 0")
+        return table
+    except (ValueError, TypeError, OverflowError, RecursionError, zstandard.ZstdError) as error:
         raise OptionError(
             f"the frozen table {place} is truncated or damaged: copy it again, or build it again with "
             "`dfbench corpus build`."

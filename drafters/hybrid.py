@@ -50,6 +50,8 @@ class Part(Options):
     def _complete(cls, given: Any) -> Any:
         if isinstance(given, dict) and isinstance(given.get("drafter"), str):
             name, options = given["drafter"], given.get("options", {})
+            if not isinstance(options, dict):
+                raise ValueError("`options` must be a mapping")
             if name == NAME:
                 raise ValueError("a hybrid cannot hold a hybrid: name another drafter")
             try:
@@ -96,7 +98,9 @@ class HybridOptions(Options):
             except OptionError as error:
                 raise ValueError(str(error)) from error
         for name, (accepted, tried) in self.acceptance.items():
-            if not 0 <= accepted <= tried or len(name.split(".")) != len(Kind.__args__):  # type: ignore[attr-defined]
+            classes = name.split(".")
+            whole = len(classes) == len(Kind.__args__) and all(map(str.isdecimal, classes))  # type: ignore[attr-defined]
+            if not whole or not 0 <= accepted <= tried < float("inf"):
                 raise ValueError(f"acceptance '{name}': write what HybridDrafter.acceptance() gave")
         return self
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -100,13 +100,14 @@ def parse_options(name: str, given: dict[str, Any]) -> Options:
     given = dict(given)
     preset = given.pop("preset", None)
     if preset is not None:
-        if preset not in cls.presets:
+        if not isinstance(preset, str) or preset not in cls.presets:
             raise OptionError(f"drafter '{name}': {unknown('preset', str(preset), cls.presets)}")
         given = {**cls.presets[preset], **given}
     known = cls.Options.model_fields
     for key in given:
         if key not in known:
             raise OptionError(f"drafter '{name}': {unknown('option', str(key), [*known, 'preset'])}")
+        _check_kind(name, key, known[key].annotation, given[key])
     try:
         return cls.Options(**given)
     except ValidationError as error:
@@ -114,6 +115,19 @@ def parse_options(name: str, given: dict[str, Any]) -> Options:
         where = ".".join(str(part) for part in first["loc"]) or "options"
         message = first["msg"].removeprefix("Value error, ")
         raise OptionError(f"drafter '{name}': option '{where}': {message} (got {first['input']!r}).") from error
+
+
+def _check_kind(name: str, option: str, annotation: Any, value: Any) -> None:
+    """Raise OptionError for what pydantic would convert in silence: `true` or '3' for a number, 1 for true."""
+    kinds = {annotation, *get_args(annotation)}
+    if kinds & {int, float} and (isinstance(value, bool | str) or (isinstance(value, int) and abs(value) >= 2**63)):
+        wanted = "a number"
+    elif bool in kinds and not isinstance(value, bool):
+        wanted = "true or false"
+    else:
+        return
+    shown = "one of more than 18 digits" if isinstance(value, int) and abs(value) >= 2**63 else repr(value)
+    raise OptionError(f"drafter '{name}': option '{option}' must be {wanted}, not {shown}.")
 
 
 def create(name: str, given: dict[str, Any], context: DrafterContext | None = None) -> Drafter:

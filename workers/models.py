@@ -38,6 +38,13 @@ OPTIONS = {
     "lean": "engine compiled: false runs the model's own forward where the short one would serve",
     "compile": "engine compiled: true compiles the short forward's layers with torch.compile, a word names the backend",
 }
+_OPTION_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "quantization": ((dict,), "a mapping such as {quant_method: bitsandbytes, load_in_8bit: true}"),
+    "allow_pickle": ((bool,), "true or false"),
+    "threads": ((int,), "a number"),
+    "lean": ((bool,), "true or false"),
+    "compile": ((bool, str), "true, false or the name of a backend"),
+}
 COMPILED_OPTIONS = ("context", "lean", "compile")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _HUB_TIMEOUT_S = 5.0
@@ -105,6 +112,12 @@ def check_options(options: Mapping[str, Any], engine: str = "cached") -> None:
     context = options.get("context")
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 2):
         raise ModelError(f"model option 'context' is {context!r}: write a number of tokens, 2 or more.")
+    for name, (kinds, wanted) in _OPTION_KINDS.items():
+        given = options.get(name)
+        if given is not None and type(given) not in kinds:
+            raise ModelError(f"model option '{name}' is {given!r}: write {wanted}.")
+    if options.get("threads") is not None and options["threads"] < 1:
+        raise ModelError(f"model option 'threads' is {options['threads']}: write 1 or more.")
     if options.get("gguf", "dense") not in ("dense", "packed"):
         raise ModelError(f"model option 'gguf' is '{options['gguf']}': write 'dense' or 'packed'.")
 

@@ -62,6 +62,31 @@ SWEEPS = [
     (GOOD.replace("{name: s,", "{name: s, scripted: {prompt_tokens: 2000000},"), "must be at most 1000000"),
     (GOOD.replace("{name: s,", "{name: s, repeats: 100000000,"), "jobs, more than the"),
     (GOOD.replace("name: s,", "name: ../../etc,"), "`name` must be a name of letters"),
+    (
+        GOOD.replace("name: s,", "name: 2026-13-45,"),
+        "line 1: '2026-13-45' is not a value of its type; quote what is text",
+    ),
+    (GOOD.replace("prompts: 2", "prompts: !!bool maybe"), "'maybe' is not a value of its type"),
+    (GOOD.replace("prompts: 2", "prompts: " + "9" * 5000), "is not a value of its type"),
+    (
+        GOOD.replace("name: s,", "name: 0x" + "f" * 5000 + ","),
+        "must be text (put it in quotes), not a number of thousands",
+    ),
+    (GOOD.replace("name: s,", "name: s, warmup: 1000000000,"), "`warmup` must be at most 1000"),
+    (GOOD.replace("name: s,", "name: s, max_new_tokens: 100000000000000000000,"), "must be at most 2147483647"),
+    (GOOD.replace("name: s,", 'name: s, notes: ["\\ud800"],'), "holds a value that cannot be written down again"),
+    (GOOD.replace("target: scripted,", "model: {options: &o {quantization: *o}},"), "cannot be written down again"),
+    (GOOD.replace("name: s,", "name: s, model: {options: {lean: true}},"), "`model.options` are for a model"),
+    (GOOD.replace("pld", "{name: pld, preset: [hf]}"), "unknown preset '['hf']'"),
+    (GOOD.replace("pld", "{name: pld, draft_len: true}"), "option 'draft_len' must be a number, not True"),
+    (GOOD.replace("pld", "{name: pld, draft_len: '3'}"), "option 'draft_len' must be a number, not '3'"),
+    (GOOD.replace("pld", "{name: pld, full: 1}"), "option 'full' must be true or false, not 1"),
+    (GOOD.replace("pld", "{name: pld, draft_len: 1" + "0" * 30 + "}"), "not one of more than 18 digits"),
+    (GOOD.replace("pld", "{drafter: hybrid, long: {drafter: pld, options: [1]}}"), "`options` must be a mapping"),
+    (
+        GOOD.replace("pld", "{drafter: hybrid, acceptance: {a.b.c.d.e.f: [1, 2]}}"),
+        "write what HybridDrafter.acceptance()",
+    ),
 ]
 
 
@@ -76,12 +101,56 @@ def test_a_sweep_that_is_not_there(dfbench: Run, desk: Path) -> None:
     assert "is a folder" in refused(dfbench, desk, "submit", desk)
 
 
+def test_anchors_and_merged_mappings(dfbench: Run, desk: Path) -> None:
+    (desk / "s.yaml").write_text(GOOD.replace("pld", "&p {name: pld, max_ngram: 2}, {<<: *p, drafter: pld, name: q}"))
+    assert "arms ar, pld, q" in dfbench("submit", "s.yaml", "--dry-run").out
+
+
+MODEL_OPTIONS = [
+    ("threads: many", "'threads' is 'many': write a number"),
+    ("threads: 0", "'threads' is 0: write 1 or more"),
+    ("allow_pickle: maybe", "'allow_pickle' is 'maybe': write true or false"),
+    ("quantization: int8", "'quantization' is 'int8': write a mapping"),
+]
+
+
+@pytest.mark.parametrize(("option", "message"), MODEL_OPTIONS)
+def test_options_of_a_model(dfbench: Run, desk: Path, option: str, message: str) -> None:
+    (desk / "s.yaml").write_text(f"{{name: s, workloads: [code], arms: [ar], model: {{options: {{{option}}}}}}}")
+    assert message in refused(dfbench, desk, "submit", "s.yaml", "--dry-run")
+
+
+def test_overrides_of_a_sweep_that_is_wrong_itself(dfbench: Run, desk: Path) -> None:
+    (desk / "s.yaml").write_text("{name: s, target: scripted, workloads: [5, {name: w}], arms: [1]}")
+    assert "unknown member 'x'" in refused(dfbench, desk, "submit", "s.yaml", "--set", "arms.x=1")
+    assert "`workloads[0]` must be a mapping" in refused(dfbench, desk, "submit", "s.yaml", "--workload", "w=f.jsonl")
+
+
+FILES_OF_DRAFTERS = [
+    ("cacheback", "frozen", b"dfbench frozen table 1\n" + b"[" * 100_000, "is truncated or damaged"),
+    ("ngram-cache", "static", b"dfbench bigrams 1\n" + b"[" * 100_000, "is truncated or damaged"),
+    ("hybrid", "cost_file", b"[" * 100_000, "is not a cost curve"),
+    ("hybrid", "cost_file", b'{"queries": [1, Infinity], "relative": [1, 2]}', "is not a cost curve"),
+    ("hybrid", "cost_file", b'{"queries": [1, 1%s], "relative": [1, 2]}' % (b"0" * 400), "queries of 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("drafter", "option", "content", "message"), FILES_OF_DRAFTERS)
+def test_files_of_drafters(dfbench: Run, desk: Path, drafter: str, option: str, content: bytes, message: str) -> None:
+    (desk / "f").write_bytes(content)
+    (desk / "s.yaml").write_text(GOOD.replace("pld", f"{{drafter: {drafter}, {option}: f}}"))
+    assert message in refused(dfbench, desk, "submit", "s.yaml")
+
+
 def test_command_line_overrides(dfbench: Run, desk: Path) -> None:
     (desk / "s.yaml").write_text(GOOD)
     for arguments, message in [
         (("--set", "max_new_tokens"), "has no '='"),
         (("--set", "max_new_tokens=many"), "`max_new_tokens` must be a whole number"),
         (("--set", "arms.pdl.draft_len=3"), "did you mean 'pld'"),
+        (("--set", "name=2026-13-45"), "'2026-13-45' is not a value of its type"),
+        (("--set", "model={id: a, id: b}"), "the key 'id' is there twice"),
+        (("--set", "arms.².draft_len=3"), "unknown member '²'"),
         (("--workload", "w"), "must be NAME=FILE"),
         (("--workload", "v=f.jsonl"), "unknown workload of the sweep 'v'"),
     ]:
@@ -105,6 +174,7 @@ def model_sweep(desk: Path, tiny_model: Make) -> Path:
 ROWS = [
     ("", "w.jsonl is empty"),
     ("prompt: hello\n", "line 1 is not JSON"),
+    ('{"prompt": "w5", "n": ' + "9" * 5000 + "}", "line 1 is not JSON"),
     ('{"prompt": "w5"}\n{"promt": "w6"}\n', "line 2 has neither `prompt` nor `messages`"),
     ('{"prompt": "w5"}\n\n{"prompt": ""}\n', "line 3: `prompt` must be text that is not empty"),
     (json.dumps({"prompt": "w5 " * 60}), "60 prompt tokens and up to 8 new ones exceed the model's context of 64"),
@@ -197,6 +267,47 @@ def test_a_ledger_that_is_none(dfbench: Run, desk: Path, content: bytes) -> None
     (planned(desk) / "ledger.db").write_bytes(content)
     for command in ("status", "retry", "cancel", "report", "verify", "submit"):
         assert "the ledger of 'r'" in refused(dfbench, desk, command, "r")
+
+
+@pytest.mark.parametrize(
+    "content", ["name: s\nworkloads: [w]\narms:\n", "name: s\narms: [ar]\n", "[1]", "name: 2026-13-45"]
+)
+def test_a_sweep_of_a_run_that_is_damaged(dfbench: Run, desk: Path, content: str) -> None:
+    (planned(desk) / "sweep.yaml").write_text(content)
+    assert "sweep.yaml" in refused(dfbench, desk, "submit", "r")
+
+
+def test_tables_replace_nothing_but_tables(dfbench: Run, desk: Path) -> None:
+    run = planned(desk)
+    (desk / "a.txt").write_text("some text")
+    for kind in ("build", "bigrams"):
+        for out, message in (
+            ("a.txt", "is no such table"),
+            (run / "ledger.db", "is no such table"),
+            (run, "is a folder"),
+        ):
+            assert message in refused(dfbench, desk, "corpus", kind, "a.txt", "--out", out)
+    own = run / "prompts.parquet"
+    for command in (("calibrate", "--force"), ("workloads", "build", "chat", "--force")):
+        assert "is a part of the run" in refused(dfbench, desk, *command, "--out", own)
+
+
+def test_nodes_in_a_format_that_does_not_exist(dfbench: Run, desk: Path) -> None:
+    assert "unknown format 'jsn': did you mean 'json'" in refused(dfbench, desk, "nodes", "--format", "jsn")
+    assert "is not the address of a head" in refused(dfbench, desk, "nodes", "--address", "host:²")
+
+
+LOGS = [
+    '{"messages": [{"role": "user", "content": "a"}], "choices": [{"message": {"content": "b"}}], "object": null}',
+    '{"prompt_ids": [1], "output_ids": [2], "prompt_id": "\\ud800"}',
+    '{"prompt": "a", "completion": "b\\ud800"}',
+]
+
+
+@pytest.mark.parametrize("line", LOGS)
+def test_logs_of_which_nothing_can_be_used(dfbench: Run, desk: Path, line: str) -> None:
+    (desk / "log.jsonl").write_text(line + "\n")
+    assert "can be replayed (1 left out)" in refused(dfbench, desk, "replay", "log.jsonl")
 
 
 def test_a_run_inside_a_run(dfbench: Run, desk: Path) -> None:
