@@ -50,7 +50,7 @@ class Terminal:
 
 
 def test_a_session_at_the_prompt(tmp_path: Path) -> None:
-    """Views, columns, a mistake, queries over two lines, a view by its name, Ctrl-C, history, the end of input."""
+    """Views, columns, a mistake, two lines, a remark, a view by its name, Ctrl-C, history, the end of input."""
     terminal = Terminal(tmp_path)
     try:
         terminal.until("dfbench>")
@@ -67,6 +67,11 @@ def test_a_session_at_the_prompt(tmp_path: Path) -> None:
         terminal.until("...>")
         terminal.type("2 as answer" + ENTER)
         terminal.until("42")
+        terminal.until("dfbench>")
+        terminal.type("-- a remark" + ENTER)
+        terminal.until("...>")
+        terminal.type("select 50 + 5 as answer" + ENTER)
+        terminal.until("55")
         terminal.until("dfbench>")
         terminal.type("select mat from" + ENTER)
         terminal.until("...>")

@@ -150,12 +150,30 @@ def test_status_of_a_run_with_failures_names_them_and_the_command(desk: Path, df
     assert all(failed["log"].endswith(f"{failed['shard_id']}.log") for failed in data["failed"])
 
 
+def test_status_with_brackets_and_a_torn_log(desk: Path, dfbench: Run) -> None:
+    """A prompt's id may look like markup, and a full disk tears the log's lines."""
+    run = desk / "r"
+    runs.create(run, planned())
+    with Ledger.open(run) as ledger, ledger.transaction() as db:
+        db.execute("update jobs set state = 'failed', prompt_id = '[/b]' where rowid = 1")
+    with driver_lock(run):
+        assert "[/b]" in dfbench("status", run).out
+        (run / "log").mkdir()
+        (run / "log" / "driver.jsonl").write_text('{"event": "begin", "left"')
+        assert "[/b]" in dfbench("status", run).out
+
+
 def test_status_tells_a_driver_at_work_from_one_that_died(desk: Path) -> None:
     run_dir = desk / "r"
     runs.create(run_dir, planned())
+    assert status.read(run_dir).state == "planned"
     with Ledger.open(run_dir) as ledger:
         ledger.begin()
-    assert status.read(run_dir).state == "stopped"
+        assert status.read(run_dir).state == "stopped"
+        ledger.add_worker("box-0", "box", "a CPU", {})
+        assert ledger.end() == "planned"
+        assert status.read(run_dir).state == "stopped"
+        ledger.begin()
     log = run_dir / "log" / "driver.jsonl"
     log.parent.mkdir()
     log.write_text(json.dumps({"at": "2020-01-01T00:00:00+00:00", "event": "begin", "left": 12}) + "\n")

@@ -170,7 +170,7 @@ def test_a_redirect_is_not_followed(server: Server) -> None:
 
 
 def test_no_server_is_an_error_in_words() -> None:
-    with pytest.raises(EndpointError, match=r"127\.0\.0\.1:1/v1/models: .*refused"):
+    with pytest.raises(EndpointError, match=r"127\.0\.0\.1:1/v1/models: no answer after 5 tries \(.*refused\)"):
         Endpoint("http://127.0.0.1:1/v1", pause_s=0.001).model_name()
 
 
