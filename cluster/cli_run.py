@@ -361,9 +361,13 @@ def cancel(run: RunArgument = None, address: Elsewhere = "") -> None:
     typer.echo(f"{count} jobs of {run_dir} cancelled; the same submit would go on with them")
 
 
-def demo(address: Address = "local") -> None:
+def demo(
+    address: Address = "local",
+    new: Annotated[bool, typer.Option("--new", help="Start afresh, even where an unfinished run could go on.")] = False,
+    allow_version_change: AllowChange = False,
+) -> None:
     """The main job on the embedded model: the quick sweep, its headline table and checks, its report."""
-    submit("quick", address=address)
+    submit("quick", new=new, address=address, allow_version_change=allow_version_change)
     from dfbench.analysis.rundir import find_run
     from dfbench.analysis.store import open_run
     from dfbench.cluster import cli_report
