@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -96,6 +97,31 @@ def needs_more(con: duckdb.DuckDBPyConnection, query: str) -> bool:
     return False
 
 
+def _listed(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as Python values."""
+    columns = [_values(column) for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """A column as Python values; as text where it holds a date that Python's calendar does not."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        with duckdb.connect(":memory:") as con:
+            con.register("given", pa.table({"value": column}))
+            return [value for (value,) in con.sql("select value::varchar from given").fetchall()]
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for every number that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return {name: _finite(entry) for name, entry in value.items()} if isinstance(value, dict) else value
+
+
 def text(table: pa.Table, form: str) -> str:
     """A table as csv, json or markdown."""
     return _WRITERS[form](table)
@@ -117,18 +143,18 @@ def _csv(table: pa.Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.column_names)
-    writer.writerows([_plain(value) for value in row.values()] for row in table.to_pylist())
+    writer.writerows([_plain(value) for value in row.values()] for row in _listed(table))
     return out.getvalue()
 
 
 def _json(table: pa.Table) -> str:
-    return json.dumps(table.to_pylist(), default=_jsonable, ensure_ascii=False, indent=2) + "\n"
+    return json.dumps(_finite(_listed(table)), default=_jsonable, ensure_ascii=False, indent=2) + "\n"
 
 
 def _markdown(table: pa.Table) -> str:
     right = [_is_number(entry.type) for entry in table.schema]
     lines = [table.column_names, ["---:" if number else "---" for number in right]]
-    lines += [[markdown_cell(shown(value)) for value in row.values()] for row in table.to_pylist()]
+    lines += [[markdown_cell(shown(value)) for value in row.values()] for row in _listed(table)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
@@ -175,7 +201,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def terminal(table: pa.Table, width: int) -> tuple[Table, str]:
     """A table for the terminal, and a line that says what of it is not shown."""
-    head = table.slice(0, SHOWN_ROWS).to_pylist()
+    head = _listed(table.slice(0, SHOWN_ROWS))
     cells = {name: [_clip(shown(row[name])) for row in head] for name in table.column_names}
     kept = _fitting(cells, width)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)

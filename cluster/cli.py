@@ -10,6 +10,7 @@ import errno
 import io
 import logging
 import os
+import sqlite3
 import sys
 
 import typer
@@ -73,6 +74,14 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
             sys.exit(0)
         raise
+    except sqlite3.Error as error:
+        logger.debug("the ledger", exc_info=True)
+        typer.echo(
+            f"dfbench: the run's ledger cannot be used ({error}): run the command again, and if that does not help, "
+            "submit the sweep to a new directory.",
+            err=True,
+        )
+        sys.exit(1 if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY else 2)
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise

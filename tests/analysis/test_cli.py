@@ -189,6 +189,36 @@ def test_what_a_condition_is_about(text: str, a: float, b: float, met: bool) -> 
     assert parse_condition(text).met(pld_change("mat", a, b)) is met
 
 
+def test_conditions_leave_out_what_is_1_by_definition(make: Make) -> None:
+    """AR's MAT and speedup: `mat < 1.5` is about the arms that draft."""
+    run = made(make())
+    dfbench("compare", run, run, "--fail-if", "mat < 1.5", "--fail-if", "speedup < 1%", code=1)
+    dfbench("compare", run, run, "--fail-if", "mat < 1.5")
+    dfbench("compare", run, run, "--fail-if", "tokens_per_s < 1000", code=1)  # AR alone
+
+
+def test_a_condition_that_nothing_could_meet_is_refused(make: Make) -> None:
+    run = make()
+    for number in range(3):
+        run.job("code", f"p{number}", "ar", range(9))
+    path = run.write()
+    with pytest.raises(QueryError, match="no arm that drafts has a mat in both runs, so nothing could fail"):
+        dfbench("compare", path, path, "--fail-if", "mat < 1.2")
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
+def test_dates_beyond_pythons_calendar_and_numbers_that_json_lacks(make: Make, form: str) -> None:
+    query = "select date '-2000-01-01' as day, ['infinity'::timestamp] as moments, 'nan'::double as odd"
+    printed = dfbench("sql", made(make(), prompts=1), query, "--format", form)
+    assert "2001-01-01 (BC)" in printed and "infinity" in printed
+    if form == "json":
+        assert json.loads(printed, parse_constant=pytest.fail)[0]["odd"] is None
+
+
+def test_a_table_shows_brackets_as_they_are(make: Make) -> None:
+    assert "[/b]" in dfbench("sql", made(make(), prompts=1), """select '[/b]' as "[/c]" """)
+
+
 def test_an_unknown_metric_in_a_condition_names_the_nearest() -> None:
     with pytest.raises(QueryError, match="unknown metric 'speedups': did you mean 'speedup'"):
         parse_condition("speedups < -1%")

@@ -310,6 +310,15 @@ def test_logs_of_which_nothing_can_be_used(dfbench: Run, desk: Path, line: str) 
     assert "can be replayed (1 left out)" in refused(dfbench, desk, "replay", "log.jsonl")
 
 
+def test_a_ledger_that_lacks_a_table(dfbench: Run, desk: Path) -> None:
+    from dfbench.cluster.ledger import Ledger
+
+    with Ledger.open(planned(desk)) as ledger, ledger.transaction() as db:
+        db.execute("drop table shards")
+    for command in ("status", "retry", "cancel", "submit"):
+        assert "the run's ledger cannot be used" in refused(dfbench, desk, command, "r")
+
+
 def test_a_run_inside_a_run(dfbench: Run, desk: Path) -> None:
     planned(desk)
     for inside in ("r/inner", "r/records/deep/er"):

@@ -150,6 +150,15 @@ def says(fake_head: FakeHead) -> Callable[..., None]:
     return put
 
 
+def test_a_notice_of_a_newer_dfbench_is_read_as_far_as_it_is_known(
+    fake_head: FakeHead, listed: Callable[..., NodeReport], says: Callable[..., None]
+) -> None:
+    says(shards=["s1"])
+    [key] = [key for key in fake_head.keys if NOTICES in key[1]]
+    fake_head.keys[key] = json.dumps({SECOND: {"shards": ["s1"], "mood": "fine"}}).encode()
+    assert listed().shards == ["s1"]
+
+
 def test_a_busy_node_shows_its_shard_and_rate(listed: Callable[..., NodeReport], says: Callable[..., None]) -> None:
     says(shards=["s1"], rate=0.5)
     says("02000000", shards=["s7"], rate=0.25)

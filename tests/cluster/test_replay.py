@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dfbench.analysis.store import open_run
-from dfbench.cluster import cli_replay, replay, runs, tune, verify_cost
+from dfbench.cluster import cli_replay, replay, runs, tune, upkeep, verify_cost
 from dfbench.cluster import plan as plans
 from dfbench.cluster.cli import app
 from dfbench.cluster.commit import Committer, FinishedShard
@@ -321,6 +321,17 @@ def test_a_measured_curve_is_kept_as_it_was_measured(tmp_path: Path) -> None:
     verify_cost.keep(run, verify_cost.load(str(tmp_path / "c.parquet")))
     assert [{**row, "run_id": "x"} for row in table(run, "calibration")] == [{**row, "bytes": None} for row in rows]
     assert set(modelled(run)) == {("m, bf16, cached, GPU", "a", "pld"), ("m, bf16, cached, GPU", "b", "pld")}
+
+
+def test_a_curve_that_was_corrected_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """Under one name, the costs of both would be mixed."""
+    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["pld"])
+    verify_cost.keep(run, verify_cost.relative("other", {1: 1.0, 2: 2.0}))
+    for second in (2.0, 7.0):
+        verify_cost.keep(run, verify_cost.relative("mine", {1: 1.0, 2: second}))
+    kept = {(row["device"], row["queries"]): row["ns"] for row in table(run, "calibration")}
+    assert kept == {("other", 1): 1e6, ("other", 2): 2e6, ("mine", 1): 1e6, ("mine", 2): 7e6}
+    assert len(table(run, "calibration")) == 4 and upkeep.verify(run) == []
 
 
 def test_predictions_are_held_against_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

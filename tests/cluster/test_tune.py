@@ -169,6 +169,13 @@ def test_json_curves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "[]", '{"queries": [1, 4]}', '{"queries": [4, 1], "relative": [1, 2]}', '{"queries": [1, 2], "relative": [1]}',
+     '{"queries": [1, 2], "relative": [1, NaN]}', '{"queries": [1, 2], "relative": [1, -2]}',
+     '{"queries": [1, 2], "relative": ["1", "2"]}', '{"queries": [1, 2], "relative": [1e-9, 2]}',
+     '{"queries": [1, 1.5], "relative": [1, 2]}', '{"queries": [1, Infinity], "relative": [1, 2]}',
+     '{"queries": [4, 8], "relative": [1, 2]}', '{"queries": [1, 1%s], "relative": [1, 2]}' % ("0" * 400),
+     '{"contexts": [-1], "queries": [1, 2], "ns": [[1, 2]]}',
+     '{"contexts": [0], "queries": [1, 2], "ns": [[1, 1e300]]}',
+     '{"label": "\\ud800", "queries": [1, 2], "relative": [1, 2]}', "[" * 100_000,
      '{"contexts": [0], "queries": [1, 2], "ns": [[1]]}', '{"contexts": [0], "queries": [1, 2], "ns": [[1, -2]]}'],
 )  # fmt: skip
 def test_what_is_no_curve_is_said_so(text: str, tmp_path: Path) -> None:
@@ -186,6 +193,12 @@ def test_other_bad_sources_of_costs(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "y.parquet")
     with pytest.raises(UsageError, match="holds no calibration rows"):
         verify_cost.load(str(tmp_path / "y.parquet"))
+    rows = rows_of(GRID)
+    for name, ns in (("text", ["x"] * rows.num_rows), ("nan", [float("nan")] * rows.num_rows)):
+        at = rows.schema.get_field_index("ns")
+        pq.write_table(rows.set_column(at, "ns", pa.array(ns)), tmp_path / f"{name}.parquet")
+        with pytest.raises(UsageError, match="not a Parquet file of calibration rows"):
+            verify_cost.load(str(tmp_path / f"{name}.parquet"))
     pq.write_table(pa.concat_tables([rows_of(GRID), rows_of(GRID, "other")]), tmp_path / "z.parquet")
     with pytest.raises(UsageError, match="2 devices, models or engines"):
         verify_cost.load(str(tmp_path / "z.parquet"))
