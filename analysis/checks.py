@@ -72,14 +72,19 @@ def _bound(con: duckdb.DuckDBPyConnection) -> list[Check]:
     return [Check("speedup ≤ bound", state, f"holds in {held} of {len(cells)} cells.", sql), *lines]
 
 
+def _cause(cell: dict[str, Any]) -> str:
+    cause = str(cell["likely_cause"])
+    return cause if cause.endswith("?") else f"{cause}."
+
+
 def _breach(cell: dict[str, Any]) -> str:
     place = f"{cell['arm']} on {cell['workload']}: {cell['speedup']:.3f} is above its bound {cell['speedup_bound']:.3f}"
     if cell["over_bound_lo"] is None:
-        return f"{place}, and there is no interval to cover it; {cell['likely_cause']}."
+        return f"{place}, and there is no interval to cover it; {_cause(cell)}"
     within = "does not cover" if cell["finding"] else "covers"
     return (
         f"{place} by a factor of {cell['over_bound']:.3f} (interval {cell['over_bound_lo']:.3f}…"
-        f"{cell['over_bound_hi']:.3f}, which {within} 1); {cell['likely_cause']}."
+        f"{cell['over_bound_hi']:.3f}, which {within} 1); {_cause(cell)}"
     )
 
 

@@ -186,7 +186,7 @@ def _setup(a: duckdb.DuckDBPyConnection, b: duckdb.DuckDBPyConnection) -> Iterab
             yield name, mine.get(name, "–"), theirs.get(name, "–")
 
 
-_PRIVATE = ("host", "joined_at", "left_at", "cpu_mhz")
+_PRIVATE = ("host", "pid", "joined_at", "left_at", "cpu_mhz")
 
 
 def _provenance(con: duckdb.DuckDBPyConnection) -> dict[str, str]:

@@ -124,7 +124,7 @@ def test_the_headline_and_its_checks(make: Make) -> None:
 def test_a_breach_of_the_bound_is_printed_with_its_cause(make: Make) -> None:
     printed = " ".join(dfbench("report", made(make(), faster=0.5)).split())
     assert "✗ speedup ≤ bound: pld on code: 4.000 is above its bound 2.000" in printed
-    assert "an unsynchronised clock" in printed
+    assert "an unsynchronised clock?" in printed and "?." not in printed
 
 
 def test_the_headline_for_pasting_and_as_json(make: Make) -> None:
@@ -259,13 +259,14 @@ def test_a_comparison_says_how_many_divergences_went_away(make: Make) -> None:
     for name, parting in (("a", 2), ("b", 0)):
         run = make(name)
         run.workers["w0"] = {"device": "toy device", "logits_dtype": "float32" if name == "b" else "bfloat16"}
+        run.workers["w0"]["pid"] = 1 if name == "b" else 2  # No part of a set-up.
         for number in range(3):
             run.job("code", f"p{number}", "ar", range(9))
             run.job("code", f"p{number}", "pld", [*range(8), 99 if number < parting else 8])
         run.write()
     printed = " ".join(dfbench("compare", make("a").path, make("b").path).split())
     assert "pld on code: of 3 outputs, 2 part from AR's in A and 0 in B (2 fewer)." in printed
-    assert 'worker: logits_dtype: "bfloat16" → "float32"' in printed
+    assert 'worker: logits_dtype: "bfloat16" → "float32"' in printed and "pid" not in printed
 
 
 def test_runs_without_common_jobs(make: Make) -> None:
