@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,22 @@ def run_query(con: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
             raise QueryError('write one query, such as "from cells".')
         if statements[0].type.name not in _READING:
             raise QueryError("dfbench sql only reads: write a select; --format and --out write its answer to a file.")
-        return _distinct(con.sql(query).to_arrow_table())
+        return _distinct(_run(con, query))
     except UnicodeError as error:
         raise QueryError("the query is not UTF-8 text: write it in UTF-8.") from error
     except duckdb.Error as error:
         raise QueryError(explain(str(error))) from error
+
+
+def _run(con: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+    """The answer, worked out beside the main thread: inside DuckDB, that would not hear a Ctrl-C before the end."""
+    with ThreadPoolExecutor(1) as beside:
+        answer = beside.submit(lambda: con.sql(query).to_arrow_table())
+        try:
+            return answer.result()
+        except KeyboardInterrupt:
+            con.interrupt()
+            raise
 
 
 def _distinct(table: pa.Table) -> pa.Table:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 
 from dfbench.analysis import open_run
 from dfbench.analysis.compare import Change, parse_condition
+from dfbench.analysis.query import run_query
 from dfbench.cluster import cli_sqlshell, upkeep
 from dfbench.cluster.cli import app
 from dfbench.errors import QueryError, RunError
@@ -213,6 +216,31 @@ def test_dates_beyond_pythons_calendar_and_numbers_that_json_lacks(make: Make, f
     assert "2001-01-01 (BC)" in printed and "infinity" in printed
     if form == "json":
         assert json.loads(printed, parse_constant=pytest.fail)[0]["odd"] is None
+
+
+def test_ctrl_c_stops_a_query(make: Make) -> None:
+    """Which would otherwise run to its end first."""
+    con = open_run(made(make(), prompts=1))
+    stopped = threading.Event()
+
+    class Busy:
+        def sql(self, query: str) -> None:
+            signal.raise_signal(signal.SIGINT)
+            assert stopped.wait(60)
+
+        def interrupt(self) -> None:
+            stopped.set()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(con, name)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_query(Busy(), "select 1")  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped.is_set()
 
 
 def test_a_table_shows_brackets_as_they_are(make: Make) -> None:
