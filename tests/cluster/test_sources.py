@@ -66,8 +66,8 @@ LINES = b'{"a": 1}\r\n\r\n{"a": 2}\n{"a": 3}\n'
     [
         LINES,
         b"\xef\xbb\xbf" + LINES,
-        gzip.compress(LINES),
-        gzip.compress(LINES[:10]) + gzip.compress(LINES[10:]),
+        gzip.compress(LINES, mtime=0),
+        gzip.compress(LINES[:10], mtime=0) + gzip.compress(LINES[10:], mtime=0),
         zstandard.compress(LINES),
         zstandard.compress(LINES[:10]) + zstandard.compress(LINES[10:]),
         b'[{"a": 1},\n {"a": 2}, {"a": 3}]',
@@ -101,7 +101,7 @@ def test_every_packing_gives_the_same_documents(
         (b'[{"a": 1}, 5, {"a": 2}]', 2, "element 2", "not a JSON object"),
         (b'[{"a": 1}, {"a"', 1, "element 2", "the file ends inside element 2"),
         (b'[{"a": 1}, {"a": 2}', 2, "element 3", "the array does not end: the file is cut short"),
-        (gzip.compress(b'{"a": 1}\n' * 2000)[:-12], None, "end", "the gzip file is cut short"),
+        (gzip.compress(b'{"a": 1}\n' * 2000, mtime=0)[:-12], None, "end", "the gzip file is cut short"),
         (zstandard.compress(b'{"a": 1}\n{"a": 2}\n')[:-3], None, "end", "the zstd file is cut short"),
     ],
 )
@@ -313,7 +313,7 @@ def test_output_is_cut_at_its_end_of_text(tmp_path: Path, tokenizer: str) -> Non
 def test_a_folder_of_everything(tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "sub").mkdir()
     write(tmp_path / "a.jsonl", KINDS["sharegpt"], KINDS["pair"])
-    (tmp_path / "sub" / "b.json.gz").write_bytes(gzip.compress(json.dumps([KINDS["messages"]]).encode()))
+    (tmp_path / "sub" / "b.json.gz").write_bytes(gzip.compress(json.dumps([KINDS["messages"]]).encode(), mtime=0))
     (tmp_path / "sub" / "c.jsonl.zst").write_bytes(zstandard.compress(json.dumps(KINDS["flat"]).encode()))
     (tmp_path / "notes.md").write_text("# notes")
     (tmp_path / "empty.jsonl").write_text("")
