@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ def _run(con: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
     with ThreadPoolExecutor(1) as beside:
         answer = beside.submit(lambda: con.sql(query).to_arrow_table())
         try:
+            while not wait([answer], timeout=0.2).done:
+                pass  # The signal may have gone to another thread, which does not wake this one.
             return answer.result()
         except KeyboardInterrupt:
             con.interrupt()
