@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfbench.analysis.parts import PARTS_SQL, Row, changes, difference, steps_of
+from dfbench.analysis.parts import PARTS_SQL, UNITS, Row, changes, difference, steps_of
 from dfbench.analysis.report_figures import Scene
 from dfbench.analysis.report_markup import NONE, Html, el, evidence, join, number, table
 
@@ -13,9 +13,9 @@ def parts(scene: Scene) -> Html:
     if not found:
         return Html("")
     steps = steps_of(found)
-    heads = ("arm and what it builds on", "what differs", "prompts", "MAT", "tokens a pass", "speedup")
+    heads = ("arm and what it builds on", "what differs", "prompts", *UNITS.values())
     body = [[_names(step), changes(_any(step)), str(_any(step)["prompts"]),
-             *(_change(step.get(metric)) for metric in ("mat", "queries", "speedup"))] for step in steps]  # fmt: skip
+             *(_change(step.get(metric)) for metric in UNITS)] for step in steps]  # fmt: skip
     note = (
         "Each arm beside the one before it in the sweep with the same drafter, on the same prompts; where there are "
         "three or more, also the last beside the first. Differences with their 95 % intervals; tokens a pass are "

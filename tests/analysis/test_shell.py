@@ -42,6 +42,17 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.side, text.encode())
 
+    def answers(self, typed: str, *awaited: str) -> None:
+        """Type, see each of these, and be asked again."""
+        self.type(typed)
+        for text in (*awaited, "dfbench>"):
+            self.until(text)
+
+    def begins(self, typed: str) -> None:
+        """Type a line that is only the beginning of a query."""
+        self.type(typed)
+        self.until("...>")
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -54,38 +65,18 @@ def test_a_session_at_the_prompt(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
     try:
         terminal.until("dfbench>")
-        terminal.type(".views" + ENTER)
-        terminal.until("speedup_le_mat: one cell")
-        terminal.until("dfbench>")
-        terminal.type(".schema matt" + ENTER)
-        terminal.until("did you mean 'mat'?")
-        terminal.until("dfbench>")
-        terminal.type("select oops from nowhere" + ENTER)
-        terminal.until("there is no view 'nowhere'")
-        terminal.until("dfbench>")
-        terminal.type("select 40 +" + ENTER)
-        terminal.until("...>")
-        terminal.type("2 as answer" + ENTER)
-        terminal.until("42")
-        terminal.until("dfbench>")
-        terminal.type("-- a remark" + ENTER)
-        terminal.until("...>")
-        terminal.type("select 50 + 5 as answer" + ENTER)
-        terminal.until("55")
-        terminal.until("dfbench>")
-        terminal.type("select mat from" + ENTER)
-        terminal.until("...>")
-        terminal.type(ENTER)
-        terminal.until("does not parse")
-        terminal.until("dfbench>")
-        terminal.type("plan" + ENTER)
-        terminal.until("(2 rows)")
-        terminal.until("dfbench>")
-        terminal.type("never mind" + CONTROL_C)
-        terminal.until("dfbench>")
-        terminal.type(UP + ENTER)
-        terminal.until("(2 rows)")
-        terminal.until("dfbench>")
+        terminal.answers(".views" + ENTER, "speedup_le_mat: one cell")
+        terminal.answers(".schema matt" + ENTER, "did you mean 'mat'?")
+        terminal.answers("select oops from nowhere" + ENTER, "there is no view 'nowhere'")
+        terminal.begins("select 40 +" + ENTER)
+        terminal.answers("2 as answer" + ENTER, "42")
+        terminal.begins("-- a remark" + ENTER)
+        terminal.answers("select 50 + 5 as answer" + ENTER, "55")
+        terminal.begins("select mat from" + ENTER)
+        terminal.answers(ENTER, "does not parse")
+        terminal.answers("plan" + ENTER, "(2 rows)")
+        terminal.answers("never mind" + CONTROL_C)
+        terminal.answers(UP + ENTER, "(2 rows)")
         terminal.type(CONTROL_D)
         assert terminal.process.wait(PATIENCE_S) == 0
     finally:
