@@ -85,6 +85,7 @@ class CompiledTarget(TorchTarget):
         forward = self._forward
         return {
             "forward": "lean" if self.lean else "transformers",
+            "row_kernels": isinstance(forward, lean.Lean) and forward.row_kernels,
             "compile": self.spec.options.get("compile", False),
             "static_tokens": self._kept.capacity,
             "static_bytes": self._kept.size,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from dfbench.workers import lean_row
 from dfbench.workers.static_cache import StaticKeyValues, write
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class Lean:
         inner: Any = model.model
         attention = inner.layers[0].self_attn
         self._head = model.get_output_embeddings()
-        self._head_product = _product(self._head) if type(self._head) is torch.nn.Linear else None
+        # What is compiled is given plain weights: inductor lays them out itself, and refuses those that are.
+        pack = compiler is None
+        self._head_product = _product(self._head, pack=pack) if type(self._head) is torch.nn.Linear else None
         self._embedding = inner.embed_tokens.weight
         self._rotary = inner.rotary_emb
         self._norm = inner.norm.weight
@@ -74,8 +77,15 @@ class Lean:
             attention.scaling,
             config._attn_implementation == "eager",
         )
-        self._blocks = [_block(layer) for layer in inner.layers]
+        self._blocks = [_block(layer, pack) for layer in inner.layers]
         self._layer = compiler(layer_forward) if compiler else layer_forward
+        row = not compiler and lean_row.fits(self._blocks, self._sizes, self._activation)
+        self._row = lean_row.Row(self._blocks, self._sizes, self._norm) if row else None
+
+    @property
+    def row_kernels(self) -> bool:
+        """Whether a lone row has kernels of its own."""
+        return self._row is not None
 
     @property
     def packed_bytes(self) -> int:
@@ -98,6 +108,8 @@ class Lean:
         cos, sin = (part[0] for part in self._rotary(hidden[None], positions))
         half = sizes.head_dim // 2
         turn = torch.cat((-sin[:, :half], sin[:, half:]), -1)
+        if self._row and kept.slots is not None and mask is None:
+            return self._logits(self._row(hidden[0], cos[0], turn[0], kept))
         if mask is not None:
             # Query heads that share keys are rows of one product, so keys and values are never repeated.
             mask = mask.repeat(1, 1, sizes.heads // sizes.kv_heads, 1)
@@ -107,8 +119,10 @@ class Lean:
             hidden = layer(
                 hidden, block, sizes, self._activation, cos[:, None], turn[:, None], mask, held, kept.slots, kept.window
             )
-        hidden = _normed(hidden[-last:], self._norm, sizes.epsilon)
-        return _times(hidden, self._head_product) if self._head_product else self._head(hidden)  # type: ignore[no-any-return]
+        return self._logits(_normed(hidden[-last:], self._norm, sizes.epsilon))
+
+    def _logits(self, normed: torch.Tensor) -> torch.Tensor:
+        return _times(normed, self._head_product) if self._head_product else self._head(normed)  # type: ignore[no-any-return]
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -197,7 +211,7 @@ def _times(states: torch.Tensor, product: Product) -> torch.Tensor:
     return functional.linear(states, product.weight, product.bias)
 
 
-def _block(layer: Any) -> Block:
+def _block(layer: Any, pack: bool) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
     scales = None
     if hasattr(attention, "q_norm"):
@@ -206,12 +220,12 @@ def _block(layer: Any) -> Block:
         scales = torch.cat([n.detach().expand(c, -1) for n, c in zip(norms, counts, strict=True)])
     return Block(
         layer.input_layernorm.weight,
-        _product(attention.q_proj, attention.k_proj, attention.v_proj),
+        _product(attention.q_proj, attention.k_proj, attention.v_proj, pack=pack),
         scales,
-        _product(attention.o_proj),
+        _product(attention.o_proj, pack=pack),
         layer.post_attention_layernorm.weight,
-        _product(mlp.gate_proj, mlp.up_proj),
-        _product(mlp.down_proj),
+        _product(mlp.gate_proj, mlp.up_proj, pack=pack),
+        _product(mlp.down_proj, pack=pack),
     )
 
 
@@ -223,10 +237,10 @@ def _linears(layer: Any) -> tuple[Any, ...]:
     )
 
 
-def _product(*parts: torch.nn.Linear) -> Product:
+def _product(*parts: torch.nn.Linear, pack: bool) -> Product:
     weight = _joined([part.weight for part in parts])
     biases = [part.bias for part in parts if part.bias is not None]
-    return Product(weight, _joined(biases) if biases else None, _packed(weight))
+    return Product(weight, _joined(biases) if biases else None, _packed(weight) if pack else None)
 
 
 @torch.no_grad()
