@@ -17,10 +17,12 @@ import ray
 from dfbench.cluster import deadlines, guard, pool, staff, start, upkeep
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.failures import classify
-from dfbench.cluster.ledger import Counts, Failure, Ledger, driver_lock
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.ledger_schema import CANCELLED, Counts, Failure
 from dfbench.cluster.notice import Notice
 from dfbench.cluster.pool import Member
 from dfbench.cluster.queue import Health, Queue
+from dfbench.cluster.run_place import driver_lock
 from dfbench.cluster.runspec import ShardReader
 from dfbench.cluster.staff import Staff, Terms
 from dfbench.cluster.telling import OnFiles, OnNote, OnProgress, Progress, Result, Teller
@@ -333,7 +335,7 @@ class Driver:
                 self._lost(member, found.kind, found.message)
             elif found.what == "stop" and member.shard is not None:
                 member.shard.stopped[found.job_id] = found.kind
-                member.stop(found.job_id)
+                member.stop(found.job_id, leave=self._cancelled)
                 self.events.event("job told to stop", job=found.job_id, kind=found.kind, worker=member.worker_id)
             elif found.what == "cut off":
                 self._cut_off(member, found.job_id, found.kind)
@@ -343,10 +345,9 @@ class Driver:
         row = member.row
         if row is None:
             return
-        if kind != "cancelled":
-            message = f"it did not stop within {self.options.grace_s:.0f} s; its worker was replaced"
-            failure = Failure(row.shard_id, job_id, row.attempt, kind, message, member.node, member.worker_id)
-            self.ledger.fail_jobs([failure])
+        message = f"it did not stop within {self.options.grace_s:.0f} s; its worker was replaced"
+        failure = Failure(row.shard_id, job_id, row.attempt, kind, message, member.node, member.worker_id)
+        self.ledger.fail_jobs([failure])
         self.queue.settled(row.shard_id)
         member.end()
         self.staff.dismiss(member, f"job {job_id} did not stop")
@@ -361,7 +362,8 @@ class Driver:
             self.queue.settled(outcome.shard_id)
             if self._notice is not None:
                 self._notice.count(outcome.worker_id, len(outcome.done))
-            self._count(len(outcome.done), sum(f.job_id is not None for f in outcome.failures))
+            failed = [f for f in outcome.failures if f.job_id is not None and f.kind != CANCELLED]
+            self._count(len(outcome.done), len(failed))
         if outcomes:
             self._note_placed(again=True)
             self.teller.files_changed()

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dfbench.cluster.ledger_schema import LEDGER_VERSION, Counts, Failure, Outcome, RecordFile, now, versions
+from dfbench.cluster.ledger_schema import CANCELLED, LEDGER_VERSION, Counts, Failure, Outcome, RecordFile, now, versions
 from dfbench.cluster.runspec import PlannedShard, RunSpec
 
 OUT_OF_REACH = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
@@ -74,10 +74,11 @@ def insert_failures(db: sqlite3.Connection, failures: Sequence[Failure]) -> None
 
 
 def fail_jobs(db: sqlite3.Connection, failures: Sequence[Failure]) -> None:
+    """Attempts at jobs that did not commit; a job that was cancelled meanwhile keeps its state."""
     insert_failures(db, failures)
     db.executemany(
         "update jobs set state = 'failed', attempt = ? where job_id = ? and state != 'done'",
-        [(failure.attempt, failure.job_id) for failure in failures],
+        [(failure.attempt, failure.job_id) for failure in failures if failure.kind != CANCELLED],
     )
 
 

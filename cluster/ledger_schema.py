@@ -48,8 +48,13 @@ KINDS = {
     "memory": "the node ran out of memory and the worker was killed",
     "object": "the records were lost on their way to the driver",
     "setup": "the worker could not load the target",
+    "cancelled": "the run was cancelled while the job ran",
 }
 """Every kind of attempt that did not commit, and what it means."""
+
+
+CANCELLED = "cancelled"
+"""The one kind that is no failure: the job is cancelled, and the same submit goes on with it."""
 
 
 class Failure(NamedTuple):

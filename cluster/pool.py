@@ -256,9 +256,9 @@ class Member:
         self.pulse = self.actor.pulse.options(concurrency_group="control").remote()
         self.pulse_sent = time.monotonic()
 
-    def stop(self, job_id: str) -> None:
-        """Ask the worker to stop this job at its next step."""
-        self.actor.stop.options(concurrency_group="control").remote(job_id)
+    def stop(self, job_id: str, *, leave: bool = False) -> None:
+        """Ask the worker to stop this job at its next step, and with `leave` to begin no other of its shard."""
+        self.actor.stop.options(concurrency_group="control").remote(job_id, leave)
         self.stop_sent = time.monotonic()
 
     def kill(self) -> None:

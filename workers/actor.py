@@ -111,6 +111,7 @@ class _Running:
     trace: Trace | None = None
     count: int = 0
     stopped: set[str] = field(default_factory=set)
+    left: bool = False
 
 
 class Worker:
@@ -150,15 +151,20 @@ class Worker:
         seconds = time.monotonic() - running.began if running.job_id else 0.0
         return Pulse(running.job_id, seconds, running.count * 1_000_000 + steps)
 
-    def stop(self, job_id: str) -> None:
-        """Tell this job to stop at its next step; it ends as cancelled. Safe to call while it runs."""
+    def stop(self, job_id: str, leave: bool = False) -> None:
+        """Tell this job to stop at its next step; it ends as cancelled. Safe to call while it runs.
+
+        With `leave` no other job of its shard begins either.
+        """
         running = self._running
+        running.left = running.left or leave
         running.stopped.add(job_id)
         if running.job_id == job_id and running.trace is not None:
             running.trace.stop = True
 
     def run(self, shard: ShardSpec) -> Iterator[Part]:
         """Run a shard's jobs in order and yield their records, in parts of about a second or a job, if it is longer."""
+        self._running.left = False
         if shard.calibrate and not self._calibrated:
             yield self._calibration(shard)
         parts = _Gatherer(shard, self._join)
@@ -169,6 +175,8 @@ class Worker:
                 yield parts.take(unusable)
             if unusable:
                 return
+            if self._running.left:
+                break
         yield parts.take(False)
 
     def _calibration(self, shard: ShardSpec) -> Part:

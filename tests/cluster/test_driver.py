@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from raykit import Cluster
-from runkit import ARMS, CARRIED, make_run, whole
+from runkit import ARMS, CARRIED, make_run, planned, whole
 
 from dfbench.cluster import driver, notice, pool, upkeep
 from dfbench.cluster.driver import Options, Progress
@@ -181,6 +181,23 @@ def test_a_cancel_from_elsewhere_ends_the_run_soon(tmp_path: Path, address: str,
     assert upkeep.verify(run) == []
     with Ledger.open(run) as ledger:
         assert ledger.resume() == result.counts.cancelled
+
+
+def test_a_job_that_a_cancel_stops_is_cancelled_and_not_failed(tmp_path: Path, address: str) -> None:
+    make_run(tmp_path, 4, plan=planned(4, cap=2000), warmups=0, step_ms=50).close()
+
+    def look(now: Progress) -> None:
+        with Ledger.open(tmp_path) as ledger:
+            if now.in_flight == 2 and ledger.state != "cancelled":
+                ledger.cancel()
+
+    options = Options(address=address, workers_per_node=2, progress_s=4.0, grace_s=60.0)
+    result = driver.run(tmp_path, options, on_progress=look)
+    assert (result.state, result.counts.cancelled, result.counts.failed) == ("cancelled", 8, 0)
+    with Ledger.open(tmp_path) as ledger:
+        assert [failure.kind for failure, _ in ledger.failures()] == ["cancelled"] * 2
+        assert ledger.resume() == 8
+        assert len(ledger.pending(9)) == 4
 
 
 def test_a_shard_that_kills_its_workers_fails_after_a_few_attempts(

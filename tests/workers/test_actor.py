@@ -175,7 +175,7 @@ def test_parts_survive_pickling() -> None:
 
 def test_others_see_a_job_move_and_can_stop_it() -> None:
     worker = loaded(TargetSpec(kind="scripted", options={"step_ms": 5}))
-    spec = shard([AR], [prompt(3), prompt(7, "p1")], cap=400)
+    spec = shard([AR], [prompt(3), prompt(7, "p1"), prompt(9, "p2")], cap=400)
     outcomes: list[Any] = []
     assert worker.pulse().job_id == ""
     thread = threading.Thread(target=lambda: outcomes.extend(run(worker, spec).outcomes))
@@ -185,7 +185,7 @@ def test_others_see_a_job_move_and_can_stop_it() -> None:
     wait_for(lambda: worker.pulse().progress > before.progress)
     worker.stop("p0-ar-0")
     wait_for(lambda: worker.pulse().job_id == "p1-ar-0")
-    worker.stop("p1-ar-0")
+    worker.stop("p1-ar-0", leave=True)  # and p2 does not even begin
     thread.join(timeout=30)
     assert not thread.is_alive()
     assert [outcome.kind for outcome in outcomes] == ["cancelled", "cancelled"]
