@@ -259,8 +259,15 @@ def memory(tokens: int) -> None:
         replay.create(folder / "run", prepared)
         _watch(f"read and planned in {time.perf_counter() - began:.0f} s", process)
         began = time.perf_counter()
-        peak = _drive(folder / "run", lambda share: _watch(f"{share:.0%} replayed", process))
-        print(f"  replayed in {time.perf_counter() - began:.0f} s; {peak - warm:+.0f} MiB at the peak", flush=True)
+        resident = _drive(folder / "run", process)
+        print(f"  replayed in {time.perf_counter() - began:.0f} s; {max(resident) - warm:+.0f} MiB at the peak")
+        fifths = [statistics.median(part) for part in batched(resident, len(resident) // 5)]
+        print(f"  median of each fifth: {', '.join(f'{part:.0f}' for part in fifths[:5])} MiB", flush=True)
+
+
+def batched(values: list[float], size: int) -> list[list[float]]:
+    """`itertools.batched`, which Python 3.11 lacks."""
+    return [values[at : at + size] for at in range(0, len(values), size)]
 
 
 def _write_log(file: Path, tokens: int) -> int:
@@ -280,26 +287,25 @@ def _watch(what: str, process: psutil.Process) -> float:
     return float(resident)
 
 
-def _drive(run_dir: Path, watch: Callable[[float], float]) -> float:
-    """What a driver with one worker does, in this process."""
+def _drive(run_dir: Path, process: psutil.Process) -> list[float]:
+    """What a driver with one worker does, in this process; MiB after every commit."""
     with Ledger.open(run_dir) as ledger:
         ledger.begin()
         reader, worker = ShardReader(run_dir, ledger.run), Worker(ledger.run.target, node="bench")
         ready = worker.load()
         committer = Committer(ledger, ready.eos_ids)
-        total, done, after, marks, peak = sum(ledger.counts().shards.values()), 0, -1, 0.1, 0.0
+        after, resident = -1, []
         while rows := ledger.pending(64, after):
             for row in rows:
                 finished = FinishedShard(reader.shard(row), worker.worker_id)
                 finished.parts.extend(worker.run(finished.spec))
                 committer.add(finished)
-                after, done = row.position, done + 1
+                after = row.position
                 if committer.due():
                     committer.flush()
-            if done / total >= marks:
-                peak, marks = max(peak, watch(done / total)), marks + 0.3
+                    resident.append(process.memory_info().rss / 2**20)
         committer.flush()
-        return max(peak, watch(1.0))
+        return resident
 
 
 def main() -> None:

@@ -38,8 +38,8 @@ Source = LogSource | RunSource
 
 UNLIMITED = 2**20
 """Cap of answers that ended by themselves and whose own cap the log does not tell."""
-SHARD_TOKENS = 8_000
-"""Output tokens in one shard: enough to be worth a call, few enough to share out and to hold in memory."""
+SHARD_TOKENS = 32_000
+"""Tokens that one shard replays, all its arms together: enough to be worth a call, few enough to share out."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class _Planner:
             job = plans.job_id(self._keys[which], prompt, repeat=0, history=past)
             chunk.jobs.append(JobSpec(job, prompt.workload, prompt.prompt_id, arm.name, arm_order=place, turn=turn))
         chunk.prompts.append(prompt.prompt_id)
-        chunk.tokens += len(prompt.recorded_ids or ())
+        chunk.tokens += len(prompt.recorded_ids or ()) * len(self._arms)
         if self._carried:
             chunk.history = hashlib.sha256(f"{chunk.history}{chunk.jobs[-1].job_id}".encode()).hexdigest()
 

@@ -251,7 +251,9 @@ def _joined(parts: Sequence[torch.nn.Parameter]) -> torch.Tensor:
         return first
     rows = sum(part.shape[0] for part in parts)
     ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
-    if all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False)):
+    # Neighbours in memory need not be one block: tensors of their own lie side by side now and then.
+    one = {part.untyped_storage().data_ptr() for part in parts}
+    if len(one) == 1 and all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False)):
         return first.as_strided((rows, *first.shape[1:]), first.stride())  # Joined by an earlier target.
     whole = torch.cat([part.data for part in parts])
     at = 0

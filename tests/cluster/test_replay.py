@@ -140,7 +140,7 @@ def test_replay_of_a_live_run_is_exact(tmp_path: Path) -> None:
 def test_replay_of_a_carried_run_is_exact(tmp_path: Path) -> None:
     arms = ["ar", "pld", {"name": "carried", "drafter": "cacheback", "cache": "carried"}]
     run = live(tmp_path / "live", arms=arms)
-    again = replayed(tmp_path / "again", run, arms, shard_tokens=10)
+    again = replayed(tmp_path / "again", run, arms, shard_tokens=20)
     assert steps(again) == steps(run)
     with Ledger.open(again, readonly=True) as ledger:
         assert ledger.counts().shards == {"done": 2}, "a workload with a carried arm is one shard"
@@ -197,11 +197,20 @@ def test_divergences_are_told(tmp_path: Path) -> None:
     assert source.summary.notes[DIVERGED].places == ["one p1 pld", "two p1 pld"]
 
 
+def test_a_shard_is_as_much_work_however_many_arms_there_are(tmp_path: Path) -> None:
+    """Six prompts of 29 tokens a workload: three make a shard of 120 tokens with two arms, two with four."""
+    source = traces(tmp_path / "t.jsonl")
+    for arms, shards in ((["ar", "pld"], 4), (["ar", "pld", "suffix", "cacheback"], 6)):
+        run = replayed(tmp_path / f"{len(arms)}", source, arms, shard_tokens=120)
+        with Ledger.open(run, readonly=True) as ledger:
+            assert ledger.counts().shards["done"] == shards
+
+
 # --- an ordinary run -------------------------------------------------------------------------------------------------
 
 
 def test_a_replay_is_an_ordinary_run_without_times(tmp_path: Path) -> None:
-    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["ar", "pld"], shard_tokens=60)
+    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["ar", "pld"], shard_tokens=120)
     jobs = table(run, "jobs")
     assert len(jobs) == 24 and {job["target"] for job in jobs} == {"recorded"}
     assert {job["wall_ns"] for job in jobs} == {None} and table(run, "tokens") == []

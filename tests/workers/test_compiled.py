@@ -290,6 +290,17 @@ def test_joined_weights_leave_the_model_as_it_was_and_take_no_more_memory(tiny_m
     assert provenance.weights(model) == size
 
 
+def test_weights_that_happen_to_lie_side_by_side_are_joined_too() -> None:
+    block = torch.arange(24.0)
+    # Two storages over neighbouring memory, as an allocator may lay them.
+    words = block.numpy()
+    parts = [torch.nn.Parameter(torch.from_numpy(words[at : at + 12]).view(3, 4)) for at in (0, 12)]
+    assert parts[1].data_ptr() == parts[0].data_ptr() + 48
+    joined = lean._joined(parts)
+    assert torch.equal(joined.flatten(), block)
+    assert all(part.untyped_storage().data_ptr() == joined.untyped_storage().data_ptr() for part in parts)
+
+
 def test_other_models_run_their_own_forward(tiny_model: TinyModel) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
