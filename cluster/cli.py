@@ -68,7 +68,8 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         # Typer makes exit statuses of both: Ctrl-C is its 130, a reader that went away leaves another stdout behind.
-        if ended.code == INTERRUPTED:
+        # A command that chose this status itself has said what it means.
+        if ended.code == INTERRUPTED and isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
             typer.echo("dfbench: interrupted; run the same command again to go on where it stopped.", err=True)
         elif sys.stdout is not out:
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

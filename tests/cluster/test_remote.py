@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fakehead import FakeHead
 
-from dfbench.cluster import bundle, processes, remote, sweep_file
+from dfbench.cluster import bundle, headjobs, processes, remote, sweep_file
 from dfbench.cluster.plan import arm_key
 from dfbench.cluster.remote import SubmitOptions
 from dfbench.errors import ClusterError, SweepError
@@ -116,12 +116,18 @@ def test_a_bundle_has_a_limit(sweep: Callable[..., Any], tmp_path: Path, monkeyp
 
 
 class Jobs:
-    """A job server that runs entrypoints in a shell at once, with a `dfbench` on its PATH that we wrote."""
+    """A job server that runs entrypoints in a shell at once, with a `dfbench` on its PATH that we wrote.
+
+    `running`: it says that they are not over. `asked` is called for every question.
+    """
 
     def __init__(self, home: Path, dfbench: str) -> None:
         self.home, self.jobs = home, {}
         self.entrypoints: list[str] = []
         self.headers: list[Any] = []
+        self.stopped: list[str] = []
+        self.running = False
+        self.asked: Callable[[], object] = lambda: None
         (home / "bin").mkdir(parents=True)
         (home / "bin" / "dfbench").write_text(f"#!/bin/sh\n{dfbench}\n")
         (home / "bin" / "dfbench").chmod(0o755)
@@ -145,9 +151,17 @@ class Jobs:
         self.jobs[submission_id] = (done.returncode, log, entrypoint)
         return submission_id
 
+    def _do_request(self) -> None:
+        raise NotImplementedError("what would be sent")
+
+    def stop_job(self, job: str) -> None:
+        self.stopped.append(job)
+
     def get_job_info(self, job: str) -> Any:
+        self.asked()
         code, _, entrypoint = self.jobs[job]
-        status = SimpleNamespace(is_terminal=lambda: True, value="SUCCEEDED" if code == 0 else "FAILED")
+        ended = "SUCCEEDED" if code == 0 else "FAILED"
+        status = SimpleNamespace(is_terminal=lambda: not self.running, value="RUNNING" if self.running else ended)
         return SimpleNamespace(
             status=status, driver_exit_code=code, message="", submission_id=job, entrypoint=entrypoint
         )
@@ -162,7 +176,7 @@ def server(fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     import ray.job_submission
 
     fake_head.keys[(b"dashboard", b"dashboard")] = b"10.0.0.1:8265"
-    monkeypatch.setattr(remote, "_POLL_S", (0.01, 0.01))
+    monkeypatch.setattr(headjobs, "_POLL_S", (0.01, 0.01))
     monkeypatch.setattr(processes, "raylets", lambda head, labelled=False: iter(()))
 
     def make(dfbench: str) -> Jobs:
@@ -213,11 +227,68 @@ def test_the_heads_exit_status_and_words_are_ours(server: Callable[[str], Jobs],
 def test_detached_says_how_to_come_back(
     sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead
 ) -> None:
-    server("echo never shown")
+    server("echo mine: 4 jobs").running = True
     lines: list[str] = []
     assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lines.append, detach=True) == 0
+    assert lines[0] == "mine: 4 jobs"
     assert any("dfbench status --address" in line for line in lines)
-    assert not any("never shown" in line for line in lines)
+
+
+def test_detached_a_request_that_is_refused_is_not_left_unsaid(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead
+) -> None:
+    server("echo 'dfbench: no such model.' >&2; exit 2")
+    lines: list[str] = []
+    assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lines.append, detach=True) == 2
+    assert lines == ["dfbench: no such model."]
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_a_sweep_alone_and_ends_what_only_looks(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead
+) -> None:
+    jobs = server("true")
+    jobs.asked = interrupt
+    lines: list[str] = []
+    assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lines.append) == 130
+    assert remote.forward(["retry", "--address", fake_head.address], fake_head.address, lines.append) == 130
+    assert len(lines) == 2 and all("the sweep goes on" in line for line in lines)
+    assert jobs.stopped == []
+    with pytest.raises(KeyboardInterrupt):
+        remote.command(["status", "--watch"], fake_head.address, lines.append)
+    assert [job.startswith("dfbench-status-") for job in jobs.stopped] == [True]
+
+
+def test_a_head_that_no_longer_answers_is_one_sentence(
+    server: Callable[[str], Jobs], fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = server("true")
+
+    def refuse() -> None:
+        raise ConnectionError("refused")
+
+    jobs.asked = refuse
+    monkeypatch.setattr(headjobs, "_ANSWERS_WITHIN_S", 0.05)
+    with pytest.raises(ClusterError, match="has not answered for 0 s: if it is up, it goes on"):
+        remote.command(["status"], fake_head.address, lambda _: None)
+    # A cut that is mended in time is not even noticed.
+    monkeypatch.setattr(headjobs, "_ANSWERS_WITHIN_S", 60.0)
+    answers = iter([refuse, refuse, lambda: None])
+    jobs.asked = lambda: next(answers)()
+    assert remote.command(["status"], fake_head.address, lambda _: None) == 0
+
+
+def test_a_head_without_dfbench_is_one_sentence(
+    server: Callable[[str], Jobs], fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = server("true")
+    (jobs.home / "bin" / "dfbench").unlink()
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with pytest.raises(ClusterError, match="finds no `dfbench`: install it there"):
+        remote.command(["status"], fake_head.address, lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +305,8 @@ def test_a_command_line_is_forwarded_word_by_word(
     server('for word in "$@"; do echo "$word"; done')
     lines: list[str] = []
     assert remote.forward(argv, fake_head.address, lines.append) == 0
-    assert lines == there
+    assert lines[: len(there)] == there
+    assert len(lines) == len(there) + (argv[0] == "retry")  # which leaves a run to ask for
 
 
 def test_a_name_from_the_command_line_is_no_shell_code(
