@@ -58,11 +58,13 @@ class CompiledTarget(TorchTarget):
             self.context_limit = min(self.context_limit, int(self._fixed))
         self.lean = bool(spec.options.get("lean", True)) and lean.fits(model)
         self._forward = self._lean_forward() if self.lean else _transformers_forward(model, self.cache_argument)
+        replay = self.device.type == "cuda"
         self._runner = Runner(
             self._forward,
             widths,
             self.device,
-            replay=self.device.type == "cuda",
+            replay=replay,
+            exact=not replay and not spec.options.get("compile"),
             mask_dtype=model.dtype,
         )
         self._shape = shape_of(model, self.cache_argument)
@@ -128,10 +130,10 @@ class CompiledTarget(TorchTarget):
         compact([self._kept], self._past, kept)
 
     def _reach(self, end: int) -> int:
-        """The window of a pass that writes up to slot `end`: exact where nothing is recorded, else the request's."""
+        """The window of a pass that writes up to slot `end`: exact where no shape is kept, else the request's."""
         if end > self._kept.capacity:
             self._grow(end)
-        if not self._runner.replay and not self.spec.options.get("compile"):
+        if self._runner.exact:
             return end
         if end > self._window:
             self._window = self._planned(end)

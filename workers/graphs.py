@@ -63,7 +63,8 @@ class Frame:
 class Runner:
     """Runs passes of the given widths over one block of keys and values.
 
-    `replay`: record each width's kernels once a window as a CUDA graph. Masks are added to the scores in `mask_dtype`:
+    `replay`: record each width's kernels once a window as a CUDA graph. `exact`: windows end with the last token that is
+    fed, and not somewhere beyond it. Masks are added to the scores in `mask_dtype`:
     SDPA would turn others into such ones in every layer.
     """
 
@@ -74,11 +75,13 @@ class Runner:
         device: torch.device,
         *,
         replay: bool,
+        exact: bool,
         mask_dtype: torch.dtype,
     ) -> None:
         self._forward = forward
         self.frames = {width: Frame(width, device) for width in widths}
         self.replay = replay
+        self.exact = exact
         self._mask_dtype = mask_dtype
         self._device = device
         self._kept: StaticKeyValues | None = None
@@ -147,7 +150,7 @@ class Runner:
 
     def _mask(self, frame: Frame, slots: torch.Tensor, window: int) -> torch.Tensor | None:
         """[1, 1, width, window]: the cache, and what the frame says of the fed tokens."""
-        if frame.width == 1 and not self.replay:
+        if frame.width == 1 and self.exact:
             return None  # The window ends with the one token, which sees everything.
         past = (self._iota[:window] < frame.past).expand(frame.width, window)
         hidden = ~past.index_copy(1, slots, frame.seen.bool())[None, None]
