@@ -120,8 +120,8 @@ class _Output:
             ) from error
         if time.monotonic() - self._answered > _ANSWERS_WITHIN_S:
             raise ClusterError(
-                f"the head at {self._head.address} has not answered for {_ANSWERS_WITHIN_S:.0f} s: if it is up, it goes "
-                f"on with what it was asked to do; to see that: dfbench status --address {self._head.address}"
+                f"the head at {self._head.address} has not answered for {_ANSWERS_WITHIN_S:.0f} s: if it is up, it "
+                f"goes on with what it was asked; to see that: dfbench status --address {self._head.address}"
             ) from error
 
     def fresh(self) -> list[str]:
