@@ -90,6 +90,40 @@ def test_files_carry_their_schema_and_checksums(tmp_path: Path) -> None:
             assert upkeep.damage(tmp_path, file) == ""
 
 
+EDGES: dict[pa.DataType, list[object]] = {
+    pa.string(): ["", "name", "ü" * 300],
+    pa.bool_(): [True, False, True],
+    pa.int32(): [-(2**31), 0, 2**31 - 1],
+    pa.int64(): [-(2**63), 2**63 - 1, 20_000_000],
+    pa.float32(): [0.125, float("inf"), -0.0],
+    pa.float64(): [1e300, -5e-324, 0.1],
+    pa.timestamp("us", tz="UTC"): [0, 1, 2**50],
+    pa.list_(pa.int32()): [[], [1, 2], [2**31 - 1]],
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_what_is_written_reads_back_as_it_was(name: str) -> None:
+    schema = SCHEMAS[name]
+    columns = [[*EDGES[entry.type], None if entry.nullable else EDGES[entry.type][0]] for entry in schema]
+    table = pa.table(columns, schema=schema)
+    assert pq.read_table(pa.BufferReader(commit.encode(table))).cast(schema).equals(table)
+    absent = pa.Table.from_arrays([pa.nulls(4, entry.type) for entry in schema], names=schema.names)
+    assert pq.read_table(pa.BufferReader(commit.encode(absent))).cast(absent.schema).equals(absent)
+
+
+def test_counts_and_times_are_laid_out_for_who_adds_them_up(tmp_path: Path) -> None:
+    with make_run(tmp_path, 4) as ledger:
+        commit_each(ledger, work(ledger))
+        (file, *_) = ledger.files("steps")
+        group = pq.read_metadata(tmp_path / file.name).row_group(0)
+    used = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}
+    for count in ("attempt", "step", "position", "queries", "drafted", "accepted", "emitted"):
+        assert "RLE_DICTIONARY" in used[count], count
+    for time_ in ("step_ns", "draft_ns", "forward_ns", "accept_ns", "commit_ns"):
+        assert "DELTA_BINARY_PACKED" in used[time_], time_
+
+
 def test_warm_up_is_recorded_and_planned_for_nobody(tmp_path: Path) -> None:
     with make_run(tmp_path, 2, warmups=2) as ledger:
         commit_each(ledger, work(ledger))
