@@ -63,9 +63,9 @@ class Frame:
 class Runner:
     """Runs passes of the given widths over one block of keys and values.
 
-    `replay`: record each width's kernels once a window as a CUDA graph. `exact`: windows end with the last token that is
-    fed, and not somewhere beyond it. Masks are added to the scores in `mask_dtype`:
-    SDPA would turn others into such ones in every layer.
+    `replay`: record each width's kernels once a window as a CUDA graph. `exact`: windows end with the last token that
+    is fed, and not somewhere beyond it. Masks are added to the scores in `mask_dtype`: SDPA would turn others into
+    such ones in every layer.
     """
 
     def __init__(
