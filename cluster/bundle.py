@@ -1,4 +1,4 @@
-"""A sweep and every file it names, packed so that it means the same on another machine.
+"""A sweep or a replay and every file it names, packed so that it means the same on another machine.
 
 Files are named after their content: the same sweep sent twice is the same bundle, so the head goes on with its run.
 """
@@ -8,17 +8,26 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dfbench.cluster.sweep import Sweep
+from dfbench.cluster.events import LOG_FOLDER
+from dfbench.cluster.ledger_schema import LEDGER_FILE
+from dfbench.cluster.run_place import LOCK_FILE, exists
+from dfbench.cluster.sweep import Arm, Sweep
 from dfbench.drafters import registry
 from dfbench.errors import ClusterError, SweepError
 
 SWEEP_FILE = "sweep.yaml"
 FILES = "files"
+ARMS_FILE = "arms.yaml"
+PLACE = "uploads"
+"""Where the head keeps bundles, in its home folder, each in a folder that is called by its digest."""
 LIMIT = 400 * 10**6
 """Bytes that may travel; Ray refuses more than 512 MiB."""
 
@@ -32,13 +41,65 @@ def pack(sweep: Sweep, folder: Path) -> str:
     for workload in data["workloads"]:
         _take(workload, "file", folder)
     for arm in data["arms"]:
-        arm.pop("source", None)  # Where a drafter comes from is for the machine that runs it to say.
-        for file in registry.files(arm["drafter"], arm):
-            _take(file.holder, file.option, folder)
+        _take_files(arm, folder)
     (folder / SWEEP_FILE).write_text(yaml.safe_dump(data, sort_keys=True, allow_unicode=True), encoding="utf-8")
     _check_size(folder)
     # The files' names hold their digests, so the sweep's text stands for the whole bundle.
     return hashlib.sha256((folder / SWEEP_FILE).read_bytes()).hexdigest()[:16]
+
+
+def pack_replay(arms: Sequence[Arm], sources: dict[str, Path], folder: Path) -> tuple[str, dict[str, str]]:
+    """Write arms, and files or folders by what they are for, into an empty folder: a run is a folder too.
+
+    Returns the digest that names the bundle, and what to call each of them in a command on the head, `arms` among them.
+    Raises as `pack` does.
+    """
+    _check_size(*sources.values())
+    listed = [arm.model_dump(mode="json") for arm in arms]
+    for arm in listed:
+        arm.update(arm.pop("options"))
+        _take_files(arm, folder)
+    for role, source in sources.items():
+        (folder / role).mkdir()
+        _copy(source, folder / role / _harmless(source.absolute().name))
+    copied = [(file.relative_to(folder).as_posix(), _digest(file)) for file in _files(folder)]
+    name = hashlib.sha256(repr((listed, sorted(copied))).encode()).hexdigest()[:16]
+    place = f"{PLACE}/{name}"
+    for arm in listed:
+        for file in registry.files(arm["drafter"], arm):
+            if file.holder.get(file.option) is not None:
+                file.holder[file.option] = f"{place}/{file.holder[file.option]}"
+    (folder / ARMS_FILE).write_text(yaml.safe_dump(listed, sort_keys=True, allow_unicode=True), encoding="utf-8")
+    _check_size(folder)
+    named = {role: f"{place}/{role}/{_harmless(source.absolute().name)}" for role, source in sources.items()}
+    return name, {**named, "arms": f"{place}/{ARMS_FILE}"}
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A file, or a folder with what is in it; of a run, the ledger as it stands at one moment, and no logs."""
+    try:
+        if source.is_file():
+            shutil.copyfile(source, target)
+            return
+        run = exists(source)
+        target.mkdir()
+        if run:
+            with (
+                closing(sqlite3.connect(source / LEDGER_FILE)) as ledger,
+                closing(sqlite3.connect(target / LEDGER_FILE)) as copy,
+            ):
+                ledger.backup(copy)
+        left = [LOG_FOLDER, LOCK_FILE, f"{LEDGER_FILE}*"] if run else []
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns(*left), dirs_exist_ok=True)
+    except (OSError, sqlite3.Error) as error:
+        raise SweepError(f"{source} cannot be sent to the head: {error}.") from error
+
+
+def _take_files(arm: dict[str, Any], folder: Path) -> None:
+    """Copy the files that an arm's drafter reads, and name the copies instead."""
+    arm.pop("source", None)  # Where a drafter comes from is for the machine that runs it to say.
+    for file in registry.files(arm["drafter"], arm):
+        _take(file.holder, file.option, folder)
 
 
 def _take(item: dict[str, Any], key: str, folder: Path) -> None:
@@ -47,10 +108,7 @@ def _take(item: dict[str, Any], key: str, folder: Path) -> None:
         return
     source = Path(item[key]).expanduser()
     try:
-        with source.open("rb") as handle:
-            digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        # A name from a sweep must not become a path: only its harmless characters are kept, for people to recognise.
-        name = f"{digest[:16]}-{re.sub(r'[^A-Za-z0-9._-]', '_', source.name)[-60:]}"
+        name = f"{_digest(source)[:16]}-{_harmless(source.name)}"
         (folder / FILES).mkdir(exist_ok=True)
         shutil.copyfile(source, folder / FILES / name)
     except OSError as error:
@@ -58,10 +116,24 @@ def _take(item: dict[str, Any], key: str, folder: Path) -> None:
     item[key] = f"{FILES}/{name}"
 
 
-def _check_size(folder: Path) -> None:
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def _harmless(name: str) -> str:
+    """A name from a sweep must not become a path: only harmless characters are kept, for people to recognise."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-60:].lstrip(".") or "_"
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _files(place: Path) -> list[Path]:
+    return [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+
+
+def _check_size(*places: Path) -> None:
+    size = sum(file.stat().st_size for place in places for file in _files(place))
     if size > LIMIT:
         raise ClusterError(
-            f"the sweep's files are {size / 1e6:.0f} MB and {LIMIT / 1e6:.0f} MB can be sent: copy them to the head "
-            "and submit there."
+            f"the files to be sent are {size / 1e6:.0f} MB and {LIMIT / 1e6:.0f} MB can be sent: copy them to the head "
+            "and give the command there."
         )

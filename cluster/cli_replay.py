@@ -61,17 +61,24 @@ def replay(
 ) -> None:
     """How many tokens a step any drafter would have had accepted on recorded answers. Needs no model."""
     from dfbench.analysis.runsql import write_run_sql
-    from dfbench.cluster import cli_run, runs
+    from dfbench.cluster import cli_run, remote, runs
     from dfbench.cluster import replay as replays
     from dfbench.cluster import verify_cost as costs
     from dfbench.cluster.sources import SourceOptions
     from dfbench.cluster.sources_run import RunSource
 
+    parsed = replays.parse_arms(arms or ["pld", "cacheback"])
+    if remote.needed(address):
+        values = {"--tokenizer": _for_the_head(tokenizer), "--workload": workload, "--vocab-size": vocab_size}
+        values |= {"--max-new-tokens": max_new_tokens, "--run": run}
+        flags = {"--enable-thinking": enable_thinking, "--new": new, "--no-text": no_text, "--hash-ids": hash_ids}
+        told = [word for name, value in values.items() if value is not None for word in (name, str(value))]
+        told += [name for name, wanted in flags.items() if wanted]
+        raise typer.Exit(remote.replay(source, parsed, verify_cost, told, address, typer.echo))
     options = replays.ReplayOptions(
         SourceOptions(tokenizer, workload, vocab_size, enable_thinking, not no_text, hash_ids),
         max_new_tokens=max_new_tokens,
     )
-    parsed = replays.parse_arms(arms or ["pld", "cacheback"])
     curve = costs.load(verify_cost) if verify_cost is not None else None
     found = replays.open_source(source, options.source)
     made = replays.prepare(found, parsed, options)
@@ -91,6 +98,13 @@ def replay(
         costs.keep(where.run_dir, curve)
         write_run_sql(where.run_dir)
         _predictions(where.run_dir, curve.label, found.path if isinstance(found, RunSource) else None)
+
+
+def _for_the_head(tokenizer: str | None) -> str | None:
+    """A tokenizer's folder in full: it must lie at the same place there, as a model does."""
+    if tokenizer is None or not Path(tokenizer).expanduser().is_dir():
+        return tokenizer
+    return str(Path(tokenizer).expanduser().absolute())
 
 
 def _summary(summary: Summary) -> None:

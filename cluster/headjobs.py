@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dfbench.cluster.bundle import PLACE
 from dfbench.cluster.head import Head, auth_token
 from dfbench.errors import ClusterError
 
@@ -31,7 +32,7 @@ _NO_DFBENCH = 127
 
 
 class Upload(NamedTuple):
-    """A folder that goes along with a command, and is kept on the head as `uploads/NAME`."""
+    """A folder that goes along with a command, and is kept on the head under this name. See `bundle.PLACE`."""
 
     name: str
     folder: Path
@@ -169,10 +170,10 @@ def _script(arguments: Sequence[str], upload: str) -> str:
     The driver starts without the job's own runtime environment: its workers use what is installed on each node.
     """
     steps = ["set -e", f"command -v dfbench >/dev/null || exit {_NO_DFBENCH}"]
-    steps += ['home="${DFBENCH_HOME:-$HOME/dfbench}"', 'mkdir -p "$home/uploads" "$home/runs"']
+    steps += ['home="${DFBENCH_HOME:-$HOME/dfbench}"', f'mkdir -p "$home/{PLACE}" "$home/runs"']
     if upload:
         keep = 'cp -r . "$kept.$$" && mv -T "$kept.$$" "$kept"'
-        steps.append(f'kept="$home/uploads/{upload}"; if [ ! -d "$kept" ]; then {keep}; fi')
+        steps.append(f'kept="$home/{PLACE}/{upload}"; if [ ! -d "$kept" ]; then {keep}; fi')
     steps += [
         'cd "$home"',
         f"printf '%s%s\\n' {shlex.quote(_BEGINS[0])} {shlex.quote(_BEGINS[1])}",

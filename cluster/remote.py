@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dfbench import __version__
-from dfbench.cluster import bundle, headjobs, processes
+from dfbench.cluster import bundle, headjobs, processes, runs
 from dfbench.cluster.head import Head, default_address, read_head
 from dfbench.cluster.join import gcs_address, head_versions
 from dfbench.cluster.stack import label_value
-from dfbench.cluster.sweep import Sweep
+from dfbench.cluster.sweep import Arm, Sweep
 from dfbench.errors import ClusterError
 
 Say = Callable[[str], None]
@@ -66,7 +66,7 @@ def submit(sweep: Sweep, address: str, options: SubmitOptions, say: Say, *, deta
     head = _checked(address)
     with tempfile.TemporaryDirectory(prefix="dfbench-") as folder:
         name = bundle.pack(sweep, Path(folder))
-        sent = ["submit", f"uploads/{name}/{bundle.SWEEP_FILE}", "--address", "auto", *options.arguments()]
+        sent = ["submit", f"{bundle.PLACE}/{name}/{bundle.SWEEP_FILE}", "--address", "auto", *options.arguments()]
         job = headjobs.start(head, sent, headjobs.Upload(name, Path(folder)))
     if not detach:
         return _followed(head, job, say)
@@ -77,6 +77,29 @@ def submit(sweep: Sweep, address: str, options: SubmitOptions, say: Say, *, deta
     say(f"to see it: dfbench status --address {head.address}")
     say(f"to stop it: dfbench cancel --address {head.address}")
     return 0
+
+
+def replay(source: Path, arms: Sequence[Arm], curve: str | None, options: Sequence[str], address: str, say: Say) -> int:
+    """Send a replay to the head, with its source, arms and cost curve where they lie here. Returns the exit status.
+
+    What does not lie here is taken for something on the head, such as a run that it drove.
+    """
+    head = _checked(address)
+    from dfbench.cluster.verify_cost import EXAMPLE
+
+    given = {"source": source, **({"curve": Path(str(curve))} if curve not in (None, EXAMPLE) else {})}
+    here = {role: found for role, path in given.items() if (found := _lies_here(path)) is not None}
+    with tempfile.TemporaryDirectory(prefix="dfbench-") as folder:
+        name, there = bundle.pack_replay(arms, here, Path(folder))
+        sent = ["replay", there.get("source", str(source)), "--arms", there["arms"], "--address", "auto", *options]
+        if curve is not None:
+            sent += ["--verify-cost", there.get("curve", curve)]
+        job = headjobs.start(head, sent, headjobs.Upload(name, Path(folder)))
+    return _followed(head, job, say)
+
+
+def _lies_here(path: Path) -> Path | None:
+    return next((place for place in (path.expanduser(), runs.RUNS / path) if place.exists()), None)
 
 
 def _followed(head: Head, job: str, say: Say) -> int:

@@ -83,7 +83,8 @@ class Summary:
     def lines(self) -> list[str]:
         """For a terminal: what was used, what was not and why, what the figures are worth."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.used.most_common())
-        found = [f"{self.recordings} answers of {self.output_tokens:,} tokens from {self.files} files ({kinds})"]
+        files = "1 file" if self.files == 1 else f"{self.files} files"
+        found = [f"{self.recordings} answers of {self.output_tokens:,} tokens from {files} ({kinds})"]
         for reason, tally in sorted(self.skipped.items(), key=lambda item: -item[1].count):
             found.append(f"not used: {tally.count} × {reason} ({_places(tally)})")
         if self.notes:

@@ -15,7 +15,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -40,6 +40,8 @@ HAND_OVER_S = 1.0
 """Records of quick jobs are gathered for this long before they are handed over."""
 
 WARMUP_PREFIX = "warmup:"
+ANY_DEVICE = "any device"
+"""The device of rows that no device decides."""
 
 
 class JobOutcome(NamedTuple):
@@ -140,8 +142,10 @@ class Worker:
         if target.kind == "recorded":
             info |= self.spec.options.get("labels", {})  # what is known about the model that was recorded
         self._target, self._monitor, self._context = target, open_monitor(target), drafter_context(target)
-        self._facts = provenance.record_facts(info, self.worker_id)
-        return Ready(self._facts, frozenset(target.eos_ids), info)
+        facts = provenance.record_facts(info, self.worker_id)
+        # What is recorded comes out the same everywhere: a cluster of several devices must not split a figure.
+        self._facts = replace(facts, device=ANY_DEVICE) if target.kind == "recorded" else facts
+        return Ready(facts, frozenset(target.eos_ids), info)
 
     def pulse(self) -> Pulse:
         """Where this worker is. Safe to call while a job runs, from another thread."""

@@ -37,7 +37,7 @@ def test_tune_prints_the_winner_and_settings(traces: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tune, "grid", lambda: iter(configs()))
     result = CliRunner().invoke(app, ["tune", str(traces), "--verify-cost", "example"])
     assert result.exit_code == 0, result.output
-    assert "24 answers of 720 tokens from 1 files (24 token ids)" in result.output
+    assert "24 answers of 720 tokens from 1 file (24 token ids)" in result.output
     assert "4 configurations" in result.output and "held-out ones; costs: example curve" in result.output
     assert "best: pld" in result.output
     assert "transformers: pld preset=hf: speedup_model" in result.output

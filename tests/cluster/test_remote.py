@@ -12,11 +12,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from fakehead import FakeHead
+from runkit import make_run
 
 from dfbench.cluster import bundle, headjobs, processes, remote, sweep_file
+from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.plan import arm_key
 from dfbench.cluster.remote import SubmitOptions
+from dfbench.cluster.replay import parse_arms
 from dfbench.errors import ClusterError, SweepError
 from dfbench.workers.shipped import named
 
@@ -108,8 +112,46 @@ def test_a_file_that_is_gone_is_one_sentence(sweep: Callable[..., Any], tmp_path
 
 def test_a_bundle_has_a_limit(sweep: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "LIMIT", 100)
-    with pytest.raises(ClusterError, match="copy them to the head and submit there"):
+    with pytest.raises(ClusterError, match="copy them to the head and give the command there"):
         packed(sweep(), tmp_path / "out")
+
+
+def test_a_replay_travels_with_all_that_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "my logs").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / "my logs" / name).write_text(f"{name}\n")
+    for name in ("table.bin", "curve.json"):
+        (tmp_path / name).write_text(name)
+    arms = parse_arms([_written(tmp_path / "arms.yaml", f"- {{drafter: cacheback, frozen: {tmp_path}/table.bin}}\n")])
+    sources = {"source": tmp_path / "my logs", "curve": tmp_path / "curve.json"}
+    name, there = bundle.pack_replay(arms, sources, _made(tmp_path / "1"))
+    home = _made(tmp_path / "home")
+    _made(home / bundle.PLACE)
+    (tmp_path / "1").rename(home / bundle.PLACE / name)  # as the head keeps it
+    assert [file.read_text() for file in sorted((home / there["source"]).iterdir())] == ["a.jsonl\n", "b.jsonl\n"]
+    assert (home / there["curve"]).read_text() == "curve.json"
+    (arm,) = yaml.safe_load((home / there["arms"]).read_text())
+    assert (home / arm["frozen"]).read_text() == "table.bin"
+    assert bundle.pack_replay(arms, sources, _made(tmp_path / "2"))[0] == name
+    assert bundle.pack_replay(arms, {"source": tmp_path / "curve.json"}, _made(tmp_path / "3"))[0] != name
+
+
+def test_a_run_travels_as_its_ledger_stands(tmp_path: Path) -> None:
+    make_run(tmp_path / "r", 2).close()
+    (tmp_path / "r" / "log").mkdir()
+    (tmp_path / "r" / "log" / "driver.jsonl").write_text("{}\n")
+    with Ledger.open(tmp_path / "r") as held:  # a driver at work, whose last words are not in the file itself yet
+        held.set_meta("said", "now")
+        _, there = bundle.pack_replay([], {"source": tmp_path / "r"}, _made(tmp_path / "out"))
+    copy = tmp_path / "out" / Path(there["source"]).relative_to(Path(there["source"]).parents[1])
+    assert sorted(path.name for path in copy.iterdir()) == ["ledger.db", "prompts.parquet"]
+    with Ledger.open(copy, readonly=True) as ledger:
+        assert ledger.meta("said") == "now"
+
+
+def _written(file: Path, text: str) -> str:
+    file.write_text(text)
+    return str(file)
 
 
 # --- Ray Jobs --------------------------------------------------------------------------------------------------------
@@ -307,6 +349,24 @@ def test_a_command_line_is_forwarded_word_by_word(
     assert remote.forward(argv, fake_head.address, lines.append) == 0
     assert lines[: len(there)] == there
     assert len(lines) == len(there) + (argv[0] == "retry")  # which leaves a run to ask for
+
+
+def test_a_replay_is_sent_and_what_the_head_has_is_named(
+    server: Callable[[str], Jobs], fake_head: FakeHead, tmp_path: Path
+) -> None:
+    server('for word in "$@"; do echo "$word"; done; cat "$2"')
+    (tmp_path / "traces.jsonl").write_text("the traces\n")
+    lines: list[str] = []
+    arms, options = parse_arms(["pld"]), ["--new"]
+    assert remote.replay(tmp_path / "traces.jsonl", arms, "example", options, fake_head.address, lines.append) == 0
+    place = lines[1].removesuffix("/source/traces.jsonl")
+    assert lines[:-1] == [
+        *["replay", f"{place}/source/traces.jsonl", "--arms", f"{place}/arms.yaml", "--address", "auto", "--new"],
+        *["--verify-cost", "example", "the traces"],
+    ]
+    lines.clear()
+    remote.replay(Path("runs/there"), arms, None, [], fake_head.address, lines.append)
+    assert lines[1] == "runs/there"
 
 
 def test_a_name_from_the_command_line_is_no_shell_code(
