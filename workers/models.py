@@ -361,10 +361,20 @@ def load_model(resolved: ResolvedModel, spec: TargetSpec) -> PreTrainedModel:
             model = AutoModelForCausalLM.from_pretrained(str(resolved.path), **arguments)
     except Exception as error:  # Missing kernels, unknown architecture, bad files: all end the same way.
         raise ModelError(f"the model '{resolved.name}' cannot be loaded: {_first_line(error)}") from error
+    _check_packed(resolved, model)
     if device.type != "cuda" and not getattr(model, "is_quantized", False):
         model = model.to(device)
     model.eval()
     return model  # type: ignore[no-any-return]
+
+
+def _check_packed(resolved: ResolvedModel, model: Any) -> None:
+    """transformers unpacks a GGUF whose architecture or blocks it has no kernel for, and goes on: another model is timed."""
+    if resolved.gguf and not any(type(module).__name__.startswith("Gguf") for module in model.modules()):
+        raise ModelError(
+            f"model option 'gguf' is 'packed', but transformers unpacked the weights of '{resolved.name}', for it has no"
+            " kernel here that computes with them: write 'dense', or install `kernels` on a device that it serves."
+        )
 
 
 def _quantization(resolved: ResolvedModel, spec: TargetSpec) -> dict[str, Any]:

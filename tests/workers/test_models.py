@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -231,3 +232,13 @@ def test_the_embedded_model_is_found_without_importing_its_package() -> None:
     tokenizer = models.load_tokenizer(found)
     assert models.eos_ids(found, tokenizer) == {2}
     assert tokenizer.decode(models.render(tokenizer, [{"role": "user", "content": "Hi"}])).count("<|im_start|>") == 3
+
+
+def test_a_packed_model_is_known_by_its_modules(folder: Path) -> None:
+    class GgufLinear(torch.nn.Linear):
+        """As transformers calls those that compute with blocks."""
+
+    packed = dataclasses.replace(models.resolve(spec(folder)), gguf="m.gguf")
+    models._check_packed(packed, torch.nn.Sequential(GgufLinear(2, 2)))
+    with pytest.raises(ModelError, match="write 'dense'"):
+        models._check_packed(packed, torch.nn.Sequential(torch.nn.Linear(2, 2)))
