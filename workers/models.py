@@ -369,11 +369,11 @@ def load_model(resolved: ResolvedModel, spec: TargetSpec) -> PreTrainedModel:
 
 
 def _check_packed(resolved: ResolvedModel, model: Any) -> None:
-    """transformers unpacks a GGUF whose architecture or blocks it has no kernel for, and goes on: another model is timed."""
+    """transformers unpacks a GGUF that it has no kernel for, and goes on: another model would be timed."""
     if resolved.gguf and not any(type(module).__name__.startswith("Gguf") for module in model.modules()):
         raise ModelError(
-            f"model option 'gguf' is 'packed', but transformers unpacked the weights of '{resolved.name}', for it has no"
-            " kernel here that computes with them: write 'dense', or install `kernels` on a device that it serves."
+            f"model option 'gguf' is 'packed', but transformers unpacked the weights of '{resolved.name}', for it has"
+            " no kernel here that computes with them: write 'dense', or install `kernels` on a device that it serves."
         )
 
 
