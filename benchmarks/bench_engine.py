@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dfbench.drafters.base import Draft, DrafterContext
 from dfbench.drafters.registry import create
 from dfbench.workers import models
@@ -204,6 +206,9 @@ def main() -> None:
 def report(times: Times, given: argparse.Namespace) -> None:
     """Medians with quartiles, and what the goals are."""
     print(f"{given.model}, {given.dtype}, {given.tokens} tokens, {given.rounds} rounds; ms an answer, prefill included")
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    note = "" if threads == cores else ": unset OMP_NUM_THREADS for a fair race, for vLLM takes all cores"
+    print(f"{threads} threads on {cores} cores{note}")
     for name, walls in times.walls.items():
         print(f"  {name:20s} {spread(walls)}   {given.tokens / statistics.median(walls) * 1e3:6.1f} tokens/s")
     for name in ("ar", "ar, compiled"):
