@@ -169,7 +169,8 @@ def compact(run: RunArgument = None) -> None:
     from dfbench.analysis import write_run_sql
     from dfbench.analysis.rundir import find_run
     from dfbench.cluster import upkeep
-    from dfbench.cluster.ledger import Ledger, driver_lock
+    from dfbench.cluster.ledger import Ledger
+    from dfbench.cluster.run_place import driver_lock
 
     path = find_run(run)
     with driver_lock(path), Ledger.open(path) as ledger:

@@ -78,10 +78,10 @@ def submit(
 
     A run directory in place of a sweep goes on from that directory alone.
     """
-    from dfbench.cluster import ledger, remote, runs
     from dfbench.cluster import plan as planning
+    from dfbench.cluster import remote, run_place, runs
 
-    if ledger.exists(Path(sweep)) and not (detach or remote.needed(address)):
+    if run_place.exists(Path(sweep)) and not (detach or remote.needed(address)):
         if run or new or set_ or model or workload or device or workers_per_node or dry_run:
             raise RunError(f"{sweep} is a run, which goes on as it was begun: leave the other options out.")
         _drive_again(Path(sweep), address, allow_version_change, patience, resume=True)
@@ -233,7 +233,7 @@ def _finish(run_dir: Path, result: Result) -> None:
         headline(run_dir)
     if counts.failed:
         typer.echo(f"{counts.failed} of {counts.total} jobs failed; to run them again: dfbench retry {run_dir}")
-    elif result.state == "cancelled":
+    elif counts.cancelled:
         typer.echo(f"cancelled with {counts.done} of {counts.total} jobs done; the same submit goes on with the rest")
     else:
         typer.echo(f"{counts.done} jobs done; next: dfbench report {run_dir}")
@@ -323,7 +323,8 @@ def retry(
     if remote.needed(address):
         elsewhere(address)
     from dfbench.analysis.rundir import find_run
-    from dfbench.cluster.ledger import Ledger, driver_alive
+    from dfbench.cluster.ledger import Ledger
+    from dfbench.cluster.run_place import driver_alive
 
     run_dir = find_run(run)
     with Ledger.open(run_dir) as ledger:

@@ -21,7 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dfbench.cluster.ledger import KINDS, Failure, Ledger, Outcome, RecordFile, sync_folder
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.ledger_schema import KINDS, Failure, Outcome, RecordFile
+from dfbench.cluster.run_place import sync_folder
 from dfbench.workers.actor import JobOutcome, Part
 from dfbench.workers.checks import JobKey, breaches
 from dfbench.workers.faults import reach

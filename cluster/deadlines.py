@@ -45,6 +45,8 @@ def check(member: Member, limits: Limits, *, cancelled: bool = False) -> Finding
     """Ask a worker how it is, read its answer, and say what is wrong. Raises what Ray raises for a dead one."""
     now = time.monotonic()
     if member.loading is not None:
+        if not _arrived(member, now):
+            return None  # Others use its device; that may take as long as a sweep.
         late = now - member.since > limits.setup_s
         return Finding("lost", "setup", f"no target after {limits.setup_s:.0f} s") if late else None
     if member.shard is None:
@@ -60,6 +62,13 @@ def check(member: Member, limits: Limits, *, cancelled: bool = False) -> Finding
         return Finding("lost", "node", f"no answer for {limits.silence_s:.0f} s") if silent else None
     _hear(member, ray.get(member.pulse), now)
     return _judge(member, limits, cancelled, now)
+
+
+def _arrived(member: Member, now: float) -> bool:
+    """Whether the worker's process is there: the time for loading counts from then on."""
+    if member.arriving is not None and ray.wait([member.arriving], timeout=0)[0]:
+        member.arriving, member.since = None, now
+    return member.arriving is None
 
 
 def _hear(member: Member, pulse: Pulse, now: float) -> None:

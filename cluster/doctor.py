@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 from packaging.requirements import Requirement
 
-from dfbench.cluster import head, ledger
+from dfbench.cluster import head, run_place
 from dfbench.errors import ClusterError, ModelError, RunError
 
 PYTHON = (3, 11)
@@ -97,10 +97,10 @@ def packages(requirements: list[str] | None = None) -> Finding:
 def run_folder(runs: Path, mounts: str | None = None) -> Finding:
     """Whether runs can be kept here: a local, writable file system."""
     try:
-        ledger.require_usable(runs, mounts)
+        run_place.require_usable(runs, mounts)
     except RunError as error:
         return Finding("run folder", "fix", str(runs.absolute()), str(error).rstrip("."))
-    return Finding("run folder", "ok", f"{runs.absolute()} ({ledger.file_system(runs, mounts) or 'local'})")
+    return Finding("run folder", "ok", f"{runs.absolute()} ({run_place.file_system(runs, mounts) or 'local'})")
 
 
 def disk(runs: Path, free: int | None = None) -> Finding:

@@ -104,7 +104,8 @@ class Driver:
         on_note: OnNote | None = None,
     ) -> None:
         self.ledger, self.options = ledger, options
-        self.teller = Teller(ledger.run_dir, on_progress, on_files, on_note)
+        measures = bool(ledger.run.extra.get("calibrate")) and ledger.run.target.kind == "torch"
+        self.teller = Teller(ledger.run_dir, on_progress, on_files, on_note, measures=measures)
         self.events = self.teller.events
         self.queue = Queue(ledger.pending, max_attempts=options.max_attempts)
         self.health = Health(options.poison_after, options.cooldown_s)

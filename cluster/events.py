@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dfbench.cluster.ledger import now
+from dfbench.cluster.ledger_schema import now
 from dfbench.workers.redact import redact
 
 LOG_FOLDER = "log"

@@ -30,41 +30,11 @@ from dfbench.cluster.ledger_schema import (
     now,
     versions,
 )
-from dfbench.cluster.run_place import (
-    LOCK_FILE,
-    driver_alive,
-    driver_lock,
-    exists,
-    file_system,
-    require_usable,
-    sync_folder,
-)
+from dfbench.cluster.run_place import sync_folder
 from dfbench.cluster.runspec import PlannedShard, RunSpec, ShardRow, with_pairs
 from dfbench.errors import RunError, unknown
 from dfbench.workers.faults import reach
 from dfbench.workers.spec import JobSpec
-
-__all__ = [
-    "INDEXES",
-    "KINDS",
-    "LEDGER_FILE",
-    "LOCK_FILE",
-    "SCHEMA",
-    "Counts",
-    "Failure",
-    "Ledger",
-    "Outcome",
-    "RecordFile",
-    "Worker",
-    "driver_alive",
-    "driver_lock",
-    "exists",
-    "file_system",
-    "now",
-    "require_usable",
-    "sync_folder",
-    "versions",
-]
 
 
 class Ledger:

@@ -21,7 +21,7 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from dfbench.cluster.commit import FinishedShard
-from dfbench.cluster.head import own_cluster
+from dfbench.cluster.head import own_cluster, parse_address
 from dfbench.cluster.runspec import ShardRow
 from dfbench.cluster.stack import DEVICE_LABEL
 from dfbench.errors import ClusterError
@@ -31,6 +31,8 @@ from dfbench.workers.spec import ArmSpec, TargetSpec
 
 BACKPRESSURE = 8
 """Parts that a worker may be ahead of the driver."""
+FREE_WITHIN_S = 10.0
+"""Seconds in which a worker's process starts, where its device is free; afterwards it is said to wait for it."""
 
 
 class Node(NamedTuple):
@@ -89,6 +91,8 @@ def connect(address: str = "local", *, workers: int | None = None, labels: Mappi
         return
     if address == "auto":
         address = own_cluster()
+    if address != "auto":
+        address = parse_address(address)
     _require_answer(address)
     authenticate(os.environ.get("RAY_AUTH_MODE") or ("token" if has_token() else "disabled"))
     try:
@@ -211,12 +215,16 @@ def _on_cores(node: Node, kind: str, workers_per_node: int | None) -> Iterator[D
 
 @dataclass
 class Member:
-    """A remote worker and what the driver knows about it: loading, idle, or at work on one shard."""
+    """A remote worker and what the driver knows about it: arriving, loading, idle, or at work on one shard.
+
+    `arriving`: what it answers first, once its process is there; none is while all of its device is taken.
+    """
 
     device: Device
     worker_id: str
     actor: Any
     loading: Any = None
+    arriving: Any = None
     since: float = field(default_factory=time.monotonic)
     ready: Ready | None = None
     row: ShardRow | None = None
@@ -236,6 +244,11 @@ class Member:
     @property
     def idle(self) -> bool:
         return self.ready is not None and self.shard is None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its device seems to be taken: a process starts within seconds where it is free."""
+        return self.arriving is not None and time.monotonic() - self.since > FREE_WITHIN_S
 
     def waitable(self) -> Any:
         """What Ray reports on next: the end of loading, or the next part of the shard."""
@@ -284,4 +297,5 @@ def hire(device: Device, target: TargetSpec, worker: type[Worker] = Worker, file
     if faults:
         options["runtime_env"] = {"env_vars": faults}
     actor = remote.options(**options).remote(target, device.node.name, worker_id)
-    return Member(device, worker_id, actor, loading=actor.load.remote(*files))
+    first = actor.pulse.options(concurrency_group="control").remote()
+    return Member(device, worker_id, actor, loading=actor.load.remote(*files), arriving=first)

@@ -40,10 +40,17 @@ def line(now: Standing) -> str:
     if counts.done + counts.failed == counts.total:
         return done
     if not now.workers:
-        return f"{done}; {_workers(now.loading) if now.loading else 'no workers'} loading the target"
+        return f"{done}; {_coming(now)}"
     if now.eta_s is None:
-        return f"{done}; {_workers(now.workers)} warming up and measuring what a pass costs"
+        return f"{done}; {_workers(now.workers)} warming up" + " and measuring what a pass costs" * now.measures
     return f"{done}, {rate(now.rate)}, {duration(now.eta_s)} left, {_workers(now.workers)}"
+
+
+def _coming(now: Standing) -> str:
+    """What there is before the first worker."""
+    if now.loading:
+        return f"{_workers(now.loading)} loading the target"
+    return "waiting for a device that others use" if now.waiting else "waiting for a device"
 
 
 def _workers(count: int) -> str:

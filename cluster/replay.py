@@ -19,9 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dfbench.cluster import ledger as ledgers
 from dfbench.cluster import plan as plans
-from dfbench.cluster import runs, sources_run
+from dfbench.cluster import run_place, runs, sources_run
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.runspec import PROMPTS, PROMPTS_FILE, PlannedShard, RunSpec, write_prompts
 from dfbench.cluster.sources import IdMask, LogSource, Recording, SourceOptions, masked, safe_name
@@ -65,7 +64,7 @@ class Replay:
 def open_source(path: Path, options: SourceOptions) -> Source:
     """A run directory (or its name under `runs/`), a file of logs, or a folder of them. Raises UsageError."""
     for place in (path, runs.RUNS / path):
-        if ledgers.exists(place):
+        if run_place.exists(place):
             return RunSource(place, options)
     return LogSource(path, options)
 

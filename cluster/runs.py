@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dfbench.cluster import ledger
+from dfbench.cluster import run_place
 from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.ledger_schema import LEDGER_FILE
 from dfbench.cluster.plan import Plan
 from dfbench.cluster.runspec import PROMPTS_FILE, write_prompts
 from dfbench.errors import DfbenchError, RunError
@@ -16,7 +17,7 @@ from dfbench.errors import DfbenchError, RunError
 RUNS = Path("runs")
 LATEST = "latest"
 SWEEP_FILE = "sweep.yaml"
-_LEFTOVERS = {SWEEP_FILE, PROMPTS_FILE, f".{PROMPTS_FILE}.part", f".{ledger.LEDGER_FILE}.part", ledger.LOCK_FILE}
+_LEFTOVERS = {SWEEP_FILE, PROMPTS_FILE, f".{PROMPTS_FILE}.part", f".{LEDGER_FILE}.part", run_place.LOCK_FILE}
 """What a submit that was stopped before its plan was complete may have left in a run directory."""
 
 
@@ -36,19 +37,19 @@ def place(plan: Plan, run: Path | None = None, *, new: bool = False, runs: Path 
     if run is not None:
         return _named(plan, run, new)
     if not new and (unfinished := find_unfinished(plan.sha, runs)) is not None:
-        ledger.require_usable(unfinished)
+        run_place.require_usable(unfinished)
         return Place(unfinished, resumed=True)
     fresh = new_dir(plan.sweep.name, runs)
-    ledger.require_usable(fresh)
+    run_place.require_usable(fresh)
     return Place(fresh, resumed=False)
 
 
 def _named(plan: Plan, run: Path, new: bool) -> Place:
-    ledger.require_usable(run)
-    outer = next((folder for folder in run.resolve().parents if ledger.exists(folder)), None)
+    run_place.require_usable(run)
+    outer = next((folder for folder in run.resolve().parents if run_place.exists(folder)), None)
     if outer is not None:
         raise RunError(f"{run} is inside the run {outer}: name a directory outside of it with --run.")
-    if ledger.exists(run):
+    if run_place.exists(run):
         if new:
             raise RunError(f"{run} already holds a run: with --new, name another --run or leave it out.")
         with Ledger.open(run, readonly=True) as there:
@@ -66,7 +67,7 @@ def _named(plan: Plan, run: Path, new: bool) -> Place:
 def find_unfinished(sweep_sha: str, runs: Path = RUNS) -> Path | None:
     """The newest run of this very sweep under `runs` that has work left; cancelled ones count."""
     found: list[tuple[str, Path]] = []
-    for path in sorted(runs.glob(f"*/{ledger.LEDGER_FILE}")):
+    for path in sorted(runs.glob(f"*/{LEDGER_FILE}")):
         if path.parent.is_symlink():
             continue
         try:
@@ -89,12 +90,18 @@ def new_dir(name: str, runs: Path = RUNS) -> Path:
 
 
 def create(run_dir: Path, plan: Plan) -> None:
-    """Write a plan into a run directory: effective sweep, prompts, and last the ledger, which makes it a run."""
+    """Write a plan into a run directory: effective sweep, prompts, and last the ledger, which makes it a run.
+
+    Raises RunError where another process writes there at this moment.
+    """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / SWEEP_FILE).write_text(plan.sweep.to_yaml(), encoding="utf-8")
-        write_prompts(run_dir, plan.prompts(), plan.warmups())
-        Ledger.create(run_dir, plan.run_spec(run_dir.resolve().name), plan.shards()).close()
+        with run_place.driver_lock(run_dir):
+            if run_place.exists(run_dir):
+                raise RunError(f"{run_dir} was taken by another submit just now: give the command again.")
+            (run_dir / SWEEP_FILE).write_text(plan.sweep.to_yaml(), encoding="utf-8")
+            write_prompts(run_dir, plan.prompts(), plan.warmups())
+            Ledger.create(run_dir, plan.run_spec(run_dir.resolve().name), plan.shards()).close()
     except OSError as error:
         raise RunError(f"the run cannot be written to {run_dir}: {error.strerror or error}.") from error
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dfbench.cluster import pool
-from dfbench.cluster.ledger import Failure, Ledger
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.ledger_schema import Failure
 from dfbench.cluster.pool import Device, Member, Node
 from dfbench.cluster.queue import Health
 from dfbench.cluster.stack import DEVICE_LABEL
@@ -65,6 +66,9 @@ class Staff:
             self._teller.events.event("node joined", node=present[node_id].name, node_id=node_id)
         for node_id in known - present.keys():
             self._teller.events.event("node left", node_id=node_id)
+        for member in [one for one in self.members if one.arriving is not None]:
+            if member.device.node.node_id not in present:
+                self.dismiss(member, "its node left before it was there")
         self._hire(jobs_left)
         self._check_patience()
 
@@ -91,7 +95,8 @@ class Staff:
 
     def _check_patience(self) -> None:
         """Give up when nobody is there to work, and say why."""
-        if self.members:
+        patient = self._terms.patience_s is None  # for a device that is in use: others will be done
+        if any(patient or not member.waiting for member in self.members):
             self._alone_since = time.monotonic()
             return
         poisoned = self.health.poisoned()
@@ -106,10 +111,12 @@ class Staff:
             self._no_such_device()
         waited = time.monotonic() - self._alone_since
         if waited > (PATIENCE_S if self._terms.patience_s is None else self._terms.patience_s):
-            raise ClusterError(
-                f"no worker could be had for {waited:.0f} s: `dfbench nodes` lists the cluster's devices and what is "
-                "wrong with each."
+            why = (
+                "all are in use, see `dfbench nodes`"
+                if self.members
+                else "`dfbench nodes` says what is wrong with each"
             )
+            raise ClusterError(f"no device could be had for {waited:.0f} s: {why}.")
 
     def _no_such_device(self) -> None:
         """Every device that is there is another one than was asked for: no use to wait, unless that is wanted."""

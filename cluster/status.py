@@ -15,7 +15,9 @@ from rich.text import Text
 
 from dfbench.cluster import progress
 from dfbench.cluster.events import LOG_FOLDER, shard_log
-from dfbench.cluster.ledger import LEDGER_FILE, Counts, Ledger, driver_alive
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.ledger_schema import LEDGER_FILE, Counts
+from dfbench.cluster.run_place import driver_alive
 
 SHOWN_FAILURES = 10
 

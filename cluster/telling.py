@@ -16,7 +16,10 @@ REPORT_EVERY_S = 0.5
 
 
 class Progress(NamedTuple):
-    """Where a run stands: jobs by state, jobs a second, seconds left (None before anything is known), workers."""
+    """Where a run stands: jobs by state, jobs a second, seconds left (None before anything is known), workers.
+
+    `waiting`: workers whose device is in use by others. `measures`: workers measure first what a pass costs.
+    """
 
     counts: Counts
     rate: float
@@ -25,6 +28,8 @@ class Progress(NamedTuple):
     workers: int
     loading: int
     in_flight: int
+    waiting: int = 0
+    measures: bool = True
 
 
 class Result(NamedTuple):
@@ -44,9 +49,15 @@ class Teller:
     """Passes on notes, progress and events. `settled` are the jobs that this driver saw end, done or failed."""
 
     def __init__(
-        self, run_dir: Path, on_progress: OnProgress | None, on_files: OnFiles | None, on_note: OnNote | None
+        self,
+        run_dir: Path,
+        on_progress: OnProgress | None,
+        on_files: OnFiles | None,
+        on_note: OnNote | None,
+        *,
+        measures: bool,
     ) -> None:
-        self._run_dir = run_dir
+        self._run_dir, self._measures = run_dir, measures
         self._on_progress, self._on_files, self._on_note = on_progress, on_files, on_note
         self._began, self._reported = time.monotonic(), float("-inf")
         self.events = Events(run_dir)
@@ -82,9 +93,15 @@ class Teller:
         elapsed = now - self._began
         rate = self.settled / max(elapsed, 1e-9)
         loading = sum(member.loading is not None for member in members)
+        waiting = sum(member.waiting for member in members)
+        if loading == len(members) and not self.settled:
+            self._began = now  # Nobody could work yet: that says nothing about how fast it goes.
+            elapsed = 0.0
         in_flight = sum(member.shard is not None for member in members)
         eta = counts.pending / rate if rate > 0 else None
-        self._on_progress(Progress(counts, rate, eta, elapsed, len(members) - loading, loading, in_flight))
+        there = len(members) - loading
+        who = (there, loading - waiting, in_flight, waiting)
+        self._on_progress(Progress(counts, rate, eta, elapsed, *who, self._measures))
 
 
 def _lines(member: Member, part: Part) -> Iterator[str]:

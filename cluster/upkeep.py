@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dfbench.cluster.commit import RECORDS, next_number, sha256, write_files
-from dfbench.cluster.ledger import Ledger, RecordFile
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.ledger_schema import RecordFile
 from dfbench.workers.actor import WARMUP_PREFIX
 from dfbench.workers.checks import breaches
 from dfbench.workers.faults import reach

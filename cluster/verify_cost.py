@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dfbench.cluster import ledger as ledgers
-from dfbench.cluster import runs
+from dfbench.cluster import run_place, runs
 from dfbench.cluster.commit import next_number, write_files
-from dfbench.cluster.ledger import Ledger, driver_lock
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.run_place import driver_lock
 from dfbench.errors import UsageError
 from dfbench.workers.records import CALIBRATION
 
@@ -107,7 +107,7 @@ def load(source: str) -> VerifyCost:
         return relative("example curve: SmolLM2-135M, bf16, two CPU cores", _EXAMPLE_COSTS)
     path = Path(source).expanduser()
     for place in (path, runs.RUNS / path):
-        if ledgers.exists(place):
+        if run_place.exists(place):
             return from_rows(_run_rows(place), str(place))
     if not path.is_file():
         raise UsageError(

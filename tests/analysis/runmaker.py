@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dfbench.cluster.commit import encode
-from dfbench.cluster.ledger import INDEXES, SCHEMA
+from dfbench.cluster.ledger_schema import INDEXES, SCHEMA
 from dfbench.workers.loop import Step, Trace
 from dfbench.workers.records import CALIBRATION, SCHEMAS, JobRecord, WorkerFacts, job_record
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec

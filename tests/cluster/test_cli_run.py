@@ -13,7 +13,9 @@ import pytest
 from rich.console import Console
 
 from dfbench.cluster import cli_run, driver, plan, progress, runs, status, sweep_file
-from dfbench.cluster.ledger import Counts, Failure, Ledger, Outcome, driver_lock
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.ledger_schema import Counts, Failure, Outcome
+from dfbench.cluster.run_place import driver_lock
 from dfbench.cluster.runs import find_unfinished, place
 
 Run = Callable[..., Any]
@@ -260,13 +262,19 @@ def test_a_run_directory_in_place_of_a_sweep_goes_on_alone(desk: Path, dfbench: 
 # --- progress ------------------------------------------------------------------------------------------------------
 
 
-def standing(done: int, failed: int = 0, rate: float = 0.5, workers: int = 2) -> driver.Progress:
+def standing(
+    done: int, failed: int = 0, rate: float = 0.5, workers: int = 2, loading: int = 1, **more: Any
+) -> driver.Progress:
     counts = Counts(pending=10 - done - failed, done=done, failed=failed)
-    return driver.Progress(counts, rate, 75.0 if done else None, 9.0, workers, 1, 1)
+    return driver.Progress(counts, rate, 75.0 if done else None, 9.0, workers, loading, 1, **more)
 
 
 def test_progress_lines() -> None:
     assert progress.line(standing(0, workers=0)) == "0/10 jobs done; 1 worker loading the target"
+    nobody = {"workers": 0, "loading": 0}
+    assert progress.line(standing(0, **nobody)) == "0/10 jobs done; waiting for a device"
+    assert progress.line(standing(0, **nobody, waiting=1)) == "0/10 jobs done; waiting for a device that others use"
+    assert progress.line(standing(0, measures=False)) == "0/10 jobs done; 2 workers warming up"
     assert progress.line(standing(0)) == "0/10 jobs done; 2 workers warming up and measuring what a pass costs"
     assert progress.line(standing(3, 1)) == "3/10 jobs done, 1 failed, 30.0 jobs/min, 1:15 left, 2 workers"
     assert progress.line(standing(9, 1)) == "9/10 jobs done, 1 failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,17 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 from raykit import Cluster
 from runkit import ARMS, CARRIED, make_run, planned, whole
 
-from dfbench.cluster import driver, notice, pool, upkeep
+from dfbench.cluster import deadlines, driver, notice, pool, upkeep
 from dfbench.cluster.driver import Options, Progress
 from dfbench.cluster.events import shard_log
 from dfbench.cluster.failures import classify
 from dfbench.cluster.head import read_head
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.notice import Work
-from dfbench.cluster.pool import Node
+from dfbench.cluster.pool import Device, Member, Node
 from dfbench.errors import ClusterError, RunError, UsageError
 from dfbench.workers.spec import ArmSpec, TargetSpec
 
@@ -239,10 +241,60 @@ def test_a_device_that_no_node_has_is_refused_at_once_with_those_there_are(tmp_p
         drive(tmp_path, address, device="nosuch")  # known once a worker is there: these nodes have no labels
     with pytest.raises(UsageError, match="no node has a device 'nosuch', only cpu"):
         driver.run(tmp_path, Options(device="nosuch"))  # known before one is
-    with pytest.raises(ClusterError, match=r"no worker could be had for \d+ s"):
+    with pytest.raises(ClusterError, match=r"no device could be had for \d+ s: `dfbench nodes` says what is wrong"):
         drive(tmp_path, address, device="nosuch", patience_s=2.0)
     with Ledger.open(tmp_path) as ledger:
         assert ledger.counts().pending == 2
+
+
+@pytest.fixture
+def hog(address: str) -> Iterator[Callable[[], None]]:
+    """Somebody else who uses all of the cluster, until the function given here is called or the test ends."""
+
+    class Hog:
+        pass
+
+    def end() -> None:
+        ray.kill(ray.get_actor("hog", namespace="others"))
+
+    pool.connect(address)
+    ray.remote(num_cpus=4)(Hog).options(name="hog", namespace="others", lifetime="detached").remote()
+    ray.get_actor("hog", namespace="others")
+    ray.shutdown()
+    yield end
+    pool.connect(address)
+    with contextlib.suppress(ValueError):  # it has ended
+        end()
+    ray.shutdown()
+
+
+def test_devices_that_others_use_are_waited_for(
+    tmp_path: Path, address: str, hog: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, 1).close()
+    monkeypatch.setattr(pool, "FREE_WITHIN_S", 0.5)
+    with pytest.raises(ClusterError, match=r"no device could be had for \d+ s: all are in use"):
+        drive(tmp_path, address, patience_s=0.5)
+    waited: list[int] = []
+
+    def look(now: Progress) -> None:
+        if now.waiting and not waited:
+            waited.append(now.waiting)
+            hog()
+
+    options = Options(address=address, workers_per_node=1)
+    assert driver.run(tmp_path, options, on_progress=look).counts.done == 2
+    assert waited == [1]
+
+
+def test_the_time_for_loading_begins_once_a_worker_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member(Device(Node("n", "n", 1, 0, {}), 0, 1, 0), "w", None, loading="target", arriving="first", since=0.0)
+    monkeypatch.setattr(deadlines.ray, "wait", lambda refs, timeout: ([], refs))
+    assert deadlines.check(member, Options(setup_s=0.0)) is None
+    monkeypatch.setattr(deadlines.ray, "wait", lambda refs, timeout: (refs, []))
+    assert deadlines.check(member, Options(setup_s=60.0)) is None
+    found = deadlines.check(member, Options(setup_s=-1.0))
+    assert found is not None and (found.what, found.kind) == ("lost", "setup")
 
 
 def test_others_can_see_what_a_driver_works_on(tmp_path: Path, address: str, held: Any) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from runkit import ARMS, make_run, planned, prompt
 
-from dfbench.cluster import ledger as ledgers
-from dfbench.cluster.ledger import Failure, Ledger, Outcome, RecordFile, driver_alive, driver_lock, require_usable
+from dfbench.cluster import ledger_schema, run_place
+from dfbench.cluster.ledger import Ledger
+from dfbench.cluster.ledger_schema import Failure, Outcome, RecordFile
+from dfbench.cluster.run_place import driver_alive, driver_lock, require_usable
 from dfbench.cluster.runspec import PlannedShard, RunSpec, ShardReader, write_prompts
 from dfbench.errors import RunError
 from dfbench.workers.spec import JobSpec, TargetSpec
@@ -54,7 +56,7 @@ def test_a_failed_plan_leaves_no_ledger(tmp_path: Path) -> None:
     run = RunSpec("run", "test", "sha", TargetSpec(kind="scripted"), ARMS)
     with pytest.raises(sqlite3.IntegrityError):
         Ledger.create(tmp_path, run, broken())  # type: ignore[arg-type]
-    assert not ledgers.exists(tmp_path)
+    assert not run_place.exists(tmp_path)
     with Ledger.create(tmp_path, run, planned(2)) as ledger:
         assert ledger.counts().pending == 4
     with pytest.raises(RunError, match="already holds a run"):
@@ -173,7 +175,7 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 def test_other_software_is_refused_unless_told(tmp_path: Path) -> None:
     with make_run(tmp_path, 1) as ledger:
         ledger.check_versions()
-        changed = {**ledgers.versions(), "torch": "9.9"}
+        changed = {**ledger_schema.versions(), "torch": "9.9"}
         with pytest.raises(RunError, match=r"torch .* → 9\.9"):
             ledger.check_versions(changed)
         ledger.check_versions(changed, allow_change=True)
@@ -207,7 +209,7 @@ def test_one_driver_a_run(tmp_path: Path) -> None:
 
 def test_death_gives_the_lock_back(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from dfbench.cluster.ledger import driver_lock\n"
+        "import os, sys; from pathlib import Path; from dfbench.cluster.run_place import driver_lock\n"
         "with driver_lock(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     held = subprocess.Popen(
