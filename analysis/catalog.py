@@ -16,6 +16,8 @@ TYPES: dict[str, pa.DataType] = {
     "DOUBLE": pa.float64(),
     "FLOAT": pa.float32(),
     "BOOLEAN": pa.bool_(),
+    "INTEGER[]": pa.list_(pa.int32()),
+    "BIGINT[]": pa.list_(pa.int64()),
 }
 """DuckDB's types that a view made once may have, as Arrow's."""
 

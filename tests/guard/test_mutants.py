@@ -436,7 +436,7 @@ MUTANTS = [
     Mutant(
         "draftless steps dropped",
         by("figures"),
-        edited_view("step_totals", "count(*) as steps", "count(*) filter (drafted > 0) as steps"),
+        edited_view("job_passes", "count(*) as steps", "count(*) filter (drafted > 0) as steps"),
     ),
     Mutant("the beginning of text twice", by("prompts"), settings={"doubled": True}),
 ]

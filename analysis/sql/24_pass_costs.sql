@@ -2,20 +2,15 @@
 -- columns: job_id VARCHAR, attempt INTEGER, passes_past_ar BIGINT (passes beyond the end of AR's output, counted at
 --   AR's mean step time), ar_pass_ns DOUBLE (AR's step times at this arm's passes, ns)
 create or replace view pass_costs as
-with passes as materialized (
-    select job_id, attempt, list(position) as positions, list(step_ns) as times
-    from steps
-    group by job_id, attempt
-),
--- The steps of a job are read in order, but for those of a job that two threads shared.
-plain as (
+with plain as (
     select
         job_id, attempt,
+        -- Passes are in order, but for those of a job that two threads shared.
         case
             when positions = range(1, len(positions) + 1) then times
             else list_select(times, list_grade_up(positions))
         end as cost
-    from passes
+    from job_passes
     where (job_id, attempt) in (select ar_job_id, attempt from pairs)
 )
 select
@@ -28,7 +23,7 @@ select
     coalesce(list_sum(list_select(cost, positions)), 0)
         + case when passes_past_ar > 0 then passes_past_ar * list_avg(cost) else 0 end as ar_pass_ns
 from pairs
-join passes using (job_id, attempt)
+join job_passes using (job_id, attempt)
 join plain on plain.job_id = pairs.ar_job_id and plain.attempt = pairs.attempt
 where comparable and drafter <> 'ar'
 union all
