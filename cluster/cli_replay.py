@@ -69,7 +69,11 @@ def replay(
 
     parsed = replays.parse_arms(arms or ["pld", "cacheback"])
     if remote.needed(address):
-        values = {"--tokenizer": _for_the_head(tokenizer), "--workload": workload, "--vocab-size": vocab_size}
+        values: dict[str, str | int | Path | None] = {
+            "--tokenizer": _for_the_head(tokenizer),
+            "--workload": workload,
+            "--vocab-size": vocab_size,
+        }
         values |= {"--max-new-tokens": max_new_tokens, "--run": run}
         flags = {"--enable-thinking": enable_thinking, "--new": new, "--no-text": no_text, "--hash-ids": hash_ids}
         told = [word for name, value in values.items() if value is not None for word in (name, str(value))]
@@ -222,12 +226,12 @@ def _report(tuned: Tuned, curve: str) -> None:
     typer.echo(f"\nbest: {_sentence(tuned.best)}")
     typer.echo("(chosen on the other prompts, as each line below is: on the held-out ones another may come out ahead)")
     for engine in ENGINES:
-        finding = tuned.engines.get(engine.name)
-        if finding is None:
+        chosen = tuned.engines.get(engine.name)
+        if chosen is None:
             typer.echo(f"\n{engine.name}: no arm that it can run was searched")
             continue
-        typer.echo(f"\n{engine.name}: {_sentence(finding)}")
-        for line in paste(engine, finding.config.options):
+        typer.echo(f"\n{engine.name}: {_sentence(chosen)}")
+        for line in paste(engine, chosen.config.options):
             typer.echo(f"    {line}")
 
 

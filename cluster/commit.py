@@ -28,7 +28,7 @@ from dfbench.workers.actor import JobOutcome, Part
 from dfbench.workers.checks import JobKey, breaches
 from dfbench.workers.faults import reach
 from dfbench.workers.records import SCHEMAS
-from dfbench.workers.spec import ShardSpec
+from dfbench.workers.spec import GuardSpec, ShardSpec
 
 RECORDS = "records"
 _NAMES = ["run_id", "job_id", "workload", "prompt_id", "arm", "device", "shard_id", "worker_id", "drafter", "model"]
@@ -48,7 +48,7 @@ ROW_GROUP = 122_880
 class FinishedShard:
     """One attempt at a shard, its parts as they came in. `stopped`: why jobs were told to stop, by job."""
 
-    spec: ShardSpec
+    spec: ShardSpec | GuardSpec
     worker_id: str
     node: str = ""
     parts: list[Part] = field(default_factory=list)

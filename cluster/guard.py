@@ -22,6 +22,7 @@ from dfbench.cluster import commit
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.runspec import PROMPTS_FILE, PlannedShard, RunSpec, ShardReader, ShardRow, base_prompt
 from dfbench.errors import RunError
+from dfbench.workers.records import SCHEMAS
 from dfbench.workers.spec import GuardJob, GuardSpec, JobSpec, PassShape, guard_id
 
 FOLDER = "guard"
@@ -97,7 +98,7 @@ def adopt(run_dir: Path) -> int:
         generation, number = ledger.next_generation(), commit.next_number(ledger)
         files = commit.write_files(run_dir, {"witness": table}, generation=generation, number=number)
         ledger.replace_files(files, {file.name: set() for file in files}, old)
-    return table.num_rows
+    return int(table.num_rows)
 
 
 class GuardReader:
@@ -212,7 +213,7 @@ def _read(run_dir: Path, ledger: Ledger, table: str, columns: list[str] | None) 
     """The committed rows of one table."""
     files = [run_dir / file.name for file in ledger.files(table)]
     if not files:
-        return commit.SCHEMAS[table].empty_table() if columns is None else pa.table({name: [] for name in columns})
+        return SCHEMAS[table].empty_table() if columns is None else pa.table({name: [] for name in columns})
     return pa.concat_tables([pq.read_table(path, columns=columns) for path in files])
 
 

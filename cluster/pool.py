@@ -68,7 +68,7 @@ def connect(address: str = "local", *, workers: int | None = None, labels: Mappi
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Whatever logging it is told, Ray prints what its nodes complain of: pages when one dies. They log it themselves.
-    ray._private.worker.listen_error_messages = lambda *_: None  # type: ignore[attr-defined]
+    ray._private.worker.listen_error_messages = lambda *_: None
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "dfbench"}
     quiet["job_config"] = _job_config()

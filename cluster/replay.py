@@ -114,8 +114,8 @@ def parse_arms(given: list[str]) -> list[Arm]:
     if not entries:
         raise SweepError("no arms: name drafters with --arms, such as --arms pld --arms cacheback, or a YAML file.")
     for entry in entries:
-        if isinstance(entry, dict) and isinstance(name := entry.get("drafter", entry.get("name")), str):
-            registry.find(name)  # a name that does not exist is said as such
+        if isinstance(entry, dict) and isinstance(meant := entry.get("drafter", entry.get("name")), str):
+            registry.find(meant)  # a name that does not exist is said as such
     sweep = validate(
         {"name": "arms", "target": "scripted", "workloads": [{"name": "none"}], "arms": entries}, "the arms"
     )

@@ -40,7 +40,7 @@ class RunSource:
             )
         known = next((f for f in facts if f.get("vocab_size")), {})
         self.vocabulary: int | None = options.vocab_size or known.get("vocab_size")
-        ends = next((f["eos_ids"] for f in facts if f.get("eos_ids")), [])
+        ends: list[int] = next((f["eos_ids"] for f in facts if f.get("eos_ids")), [])
         self.eos_ids: frozenset[int] = frozenset() if self.run.ignore_eos else frozenset(ends)
 
     def cap_of_jobs(self) -> int:

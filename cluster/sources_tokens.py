@@ -101,6 +101,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     A folder needs tokenizer files only, no weights.
     """
     from dfbench.workers import models
+    from dfbench.workers.model_cache import quiet
 
     if name == EMBEDDED_MODEL or name.endswith(".gguf"):
         return models.load_tokenizer(models.resolve(TargetSpec(model=name)))
@@ -110,8 +111,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        with models.quiet():
-            return AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else name)  # type: ignore[no-any-return]
+        with quiet():
+            return AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else name)
     except Exception as error:  # transformers raises many kinds for a missing or broken tokenizer.
         raise ModelError(
             f"the tokenizer '{name}' cannot be had: write --tokenizer with a local folder that holds tokenizer.json,"

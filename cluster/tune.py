@@ -24,6 +24,7 @@ from dfbench.drafters import registry
 from dfbench.drafters.base import DrafterContext
 from dfbench.errors import UsageError
 from dfbench.workers import fastpath
+from dfbench.workers.fastpath_kernels import POSITION
 from dfbench.workers.target import RecordedTarget
 
 Interval = Callable[[Sequence[float], Sequence[float]], Any]
@@ -198,7 +199,7 @@ class Evaluator:
                 eos_ids=self._context.eos_ids,
             )
             tokens, queries = len(decoded.output) - 1, decoded.queries
-            positions = decoded.steps[:, fastpath.POSITION]
+            positions = decoded.steps[:, POSITION]
             ar, own = times(self._cost, len(recording.prompt_ids), positions, queries, tokens)
             score.rows.append((tokens, len(decoded.steps), int(queries.sum()), ar, own))
             self.evaluations += 1

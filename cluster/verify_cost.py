@@ -60,7 +60,7 @@ class VerifyCost:
             return self._along(np.zeros(len(at), int), queries)
         lower = upper - 1
         share = (at - self.contexts[lower]) / (self.contexts[upper] - self.contexts[lower])
-        return self._along(lower, queries) * (1 - share) + self._along(upper, queries) * share
+        return np.asarray(self._along(lower, queries) * (1 - share) + self._along(upper, queries) * share)
 
     def rows(self, run_id: str) -> pa.Table:
         """The curve as rows of a run's calibration table: as they were measured, else one a point, under its label."""

@@ -13,7 +13,16 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dfbench.drafters.base import EMPTY, Draft, Drafter, DrafterContext, Options, Verified, check_prompt
+from dfbench.drafters.base import (
+    EMPTY,
+    AnyOptions,
+    Draft,
+    Drafter,
+    DrafterContext,
+    Options,
+    Verified,
+    check_prompt,
+)
 from dfbench.drafters.ngram_index import NgramIndex
 
 OUTPUT_ROOM = 2048
@@ -45,7 +54,7 @@ class PromptLookup(Drafter):
 
     name = "pld"
     summary = "Prompt lookup: copies what followed an earlier occurrence of the last tokens (Saxena 2023)."
-    Options = PldOptions
+    Options: ClassVar[type[AnyOptions]] = PldOptions
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "recent": {"max_ngram": 3, "min_ngram": 1, "draft_len": 10, "match": "recent", "full": False},
         "hf": {

@@ -16,14 +16,13 @@ from numba import njit
 from pydantic import Field
 
 from dfbench.drafters.base import EMPTY, Draft, Drafter, DrafterContext, Options, Verified, check_prompt
+from dfbench.drafters.edge_table import TARGET, TOKEN
 from dfbench.drafters.suffix_counts import (
     COUNT,
     CURSOR,
     CURSOR_LEN,
     HEAD,
     NEXT,
-    TARGET,
-    TOKEN,
     SuffixCounts,
     advance,
     holder,

@@ -87,7 +87,8 @@ class TorchTarget:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self.top_k = 0
-        self.vocab_size: int = model.get_input_embeddings().num_embeddings
+        embeddings: Any = model.get_input_embeddings()
+        self.vocab_size: int = embeddings.num_embeddings
         self.context_limit = context_limit or int(model.config.get_text_config().max_position_embeddings)
         self.device = model.device
         self.attention: str = model.config._attn_implementation
@@ -272,12 +273,12 @@ def use_logits_dtype(model: PreTrainedModel, dtype: str | None) -> None:
     """Compute the last projection in float32, which makes exact ties rare. Raises ModelError where that cannot be."""
     if dtype is None:
         return
-    head = model.get_output_embeddings()
+    head = models.output_head(model)
     if dtype != "float32":
         raise ModelError(f"logits_dtype '{dtype}' is not offered: write float32, or leave it out.")
     if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
         raise ModelError("logits_dtype needs a plain last projection, and this model has none: leave it out.")
-    model.set_output_embeddings(Float32Head(head))
+    model.set_output_embeddings(Float32Head(head))  # type: ignore[no-untyped-call]
 
 
 class Float32Head(torch.nn.Module):

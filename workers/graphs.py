@@ -27,7 +27,7 @@ class Frame:
         size = 1 + 2 * width + width * width
         self._block = torch.zeros(size, dtype=torch.int64, device=device)
         self._host = self._block if device.type == "cpu" else torch.zeros(size, dtype=torch.int64, pin_memory=True)
-        self.past, ids, positions, seen = self._block.split([1, width, width, width * width])
+        self.past, ids, positions, seen = self._block.split([1, width, width, width * width])  # type: ignore[no-untyped-call]
         self.ids, self.positions, self.seen = ids[None], positions[None], seen.view(width, width)
         self._head = 1 + 2 * width
         words = self._host.numpy()
@@ -86,7 +86,7 @@ class Runner:
         self._device = device
         self._kept: StaticKeyValues | None = None
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: torch.cuda._POOL_HANDLE | None = None
         self._iota = torch.arange(0, device=device)
         self.capture_s = 0.0
 
@@ -130,7 +130,7 @@ class Runner:
     def _capture(self, width: int, window: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for _ in range(2):  # Libraries choose and load their kernels before anything is recorded.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig
@@ -38,7 +38,7 @@ def hf_decode(
     """
     trace = Trace() if trace is None else trace
     trace.wall_only = True
-    settings = GenerationConfig(
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,
         max_new_tokens=max_new_tokens,
         eos_token_id=sorted(eos_ids) or None,
@@ -48,8 +48,9 @@ def hf_decode(
     )
     ids = torch.tensor([list(prompt)], device=target.device)
     with _generation_config(target.model, settings), torch.inference_mode(), quiet():
+        generate: Any = target.model.generate
         began = target.clock()
-        answer = target.model.generate(
+        answer = generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings, use_cache=True
         )
         trace.output += answer[0, len(prompt) :].tolist()  # Waits for the device.

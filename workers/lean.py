@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from dfbench.workers import lean_row
+from dfbench.workers.models import output_head
 from dfbench.workers.static_cache import StaticKeyValues, write
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Lean:
     def __init__(self, model: PreTrainedModel, compiler: Callable[[Any], Any] | None = None) -> None:
         inner: Any = model.model
         attention = inner.layers[0].self_attn
-        self._head = model.get_output_embeddings()
+        self._head = output_head(model)
         # What is compiled is given plain weights: inductor lays them out itself, and refuses those that are.
         pack = compiler is None
         self._head_product = _product(self._head, pack=pack) if type(self._head) is torch.nn.Linear else None
@@ -122,7 +123,7 @@ class Lean:
         return self._logits(_normed(hidden[-last:], self._norm, sizes.epsilon))
 
     def _logits(self, normed: torch.Tensor) -> torch.Tensor:
-        return _times(normed, self._head_product) if self._head_product else self._head(normed)  # type: ignore[no-any-return]
+        return _times(normed, self._head_product) if self._head_product else self._head(normed)
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -244,7 +245,7 @@ def _product(*parts: torch.nn.Linear, pack: bool) -> Product:
 
 
 @torch.no_grad()
-def _joined(parts: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """The rows of all parts as one tensor, of which the parts become views: no weight is held twice."""
     first = parts[0].data
     if len(parts) == 1:
@@ -270,7 +271,7 @@ def _packed(weight: torch.Tensor) -> torch.Tensor | None:
     if (
         weight.device.type != "cpu"
         or weight.dtype != torch.bfloat16
-        or not (backend.is_available() and backend.enabled)
+        or not (backend.is_available() and backend.enabled)  # type: ignore[no-untyped-call]
     ):
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():

@@ -99,14 +99,14 @@ def fits(blocks: Sequence[Block], sizes: Sizes, activation: Any) -> bool:
 
 def bits(states: torch.Tensor) -> Bits:
     """The same memory as numpy sees it: bfloat16 values as their 16 bits."""
-    return states.detach().view(torch.int16).numpy().view(np.uint16)  # type: ignore[no-any-return]
+    return states.detach().view(torch.int16).numpy().view(np.uint16)
 
 
 def _empty(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.bfloat16)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _as_float(typing: Any, word: Any) -> Any:
     """The float32 whose bits these 32 are."""
     from llvmlite import ir
@@ -114,7 +114,7 @@ def _as_float(typing: Any, word: Any) -> Any:
     return types.float32(types.uint32), lambda context, builder, _, given: builder.bitcast(given[0], ir.FloatType())
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _as_word(typing: Any, number: Any) -> Any:
     """The 32 bits of a float32."""
     from llvmlite import ir
@@ -125,13 +125,13 @@ def _as_word(typing: Any, number: Any) -> Any:
 @njit(cache=True, nogil=True)
 def widened(word):  # type: ignore[no-untyped-def]
     """bfloat16 → float32, exactly."""
-    return _as_float(np.uint32(np.uint32(word) << np.uint32(16)))
+    return _as_float(np.uint32(np.uint32(word) << np.uint32(16)))  # type: ignore[call-arg]
 
 
 @njit(cache=True, nogil=True)
 def rounded(number):  # type: ignore[no-untyped-def]
     """float32 → the nearest bfloat16, ties to even; NaN stays NaN."""
-    word = _as_word(np.float32(number))
+    word: Any = _as_word(np.float32(number))  # type: ignore[call-arg]
     if number != number:
         return np.uint16(0x7FC0)
     return np.uint16((word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))

@@ -102,8 +102,8 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging as notices
 
     before, bars = notices.get_verbosity(), notices.is_progress_bar_enabled()
-    notices.set_verbosity_error()
-    notices.disable_progress_bar()
+    notices.set_verbosity_error()  # type: ignore[no-untyped-call]
+    notices.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -111,7 +111,7 @@ def quiet() -> Iterator[None]:
     finally:
         notices.set_verbosity(before)
         if bars:
-            notices.enable_progress_bar()
+            notices.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -248,7 +248,7 @@ def load_tokenizer(resolved: ResolvedModel) -> PreTrainedTokenizerBase:
         arguments["gguf_file"] = resolved.gguf
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(str(resolved.path), **arguments)  # type: ignore[no-any-return]
+            return AutoTokenizer.from_pretrained(str(resolved.path), **arguments)
     except Exception as error:  # transformers raises many kinds for a missing or broken tokenizer.
         raise ModelError(f"the tokenizer of '{resolved.name}' cannot be loaded: {_first_line(error)}") from error
 
@@ -264,7 +264,7 @@ def render(
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError("the model has no chat template, so messages cannot be rendered: give plain prompts instead.")
     try:
-        encoded = tokenizer.apply_chat_template(
+        encoded: Any = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             add_generation_prompt=True,
             tokenize=True,
@@ -290,7 +290,7 @@ def next_turn(
     """
     if not prompt.followups:
         raise WorkloadError(f"prompt '{prompt.prompt_id}' has no further turn.")
-    said = tokenizer.decode(list(answer), skip_special_tokens=True).strip()
+    said = str(tokenizer.decode(list(answer), skip_special_tokens=True)).strip()
     opening = prompt.messages or ({"role": "user", "content": prompt.text},)
     question, *later = prompt.followups
     messages = (*opening, {"role": "assistant", "content": said}, {"role": "user", "content": question})
@@ -339,6 +339,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def output_head(model: PreTrainedModel) -> Any:
+    """The module that turns the last hidden states into logits."""
+    return model.get_output_embeddings()  # type: ignore[no-untyped-call]
+
+
 def load_model(resolved: ResolvedModel, spec: TargetSpec) -> PreTrainedModel:
     """The model on its device, in evaluation mode. Raises ModelError when transformers cannot load it."""
     import torch
@@ -363,9 +368,9 @@ def load_model(resolved: ResolvedModel, spec: TargetSpec) -> PreTrainedModel:
         raise ModelError(f"the model '{resolved.name}' cannot be loaded: {_first_line(error)}") from error
     _check_packed(resolved, model)
     if device.type != "cuda" and not getattr(model, "is_quantized", False):
-        model = model.to(device)
-    model.eval()
-    return model  # type: ignore[no-any-return]
+        model = model.to(device)  # type: ignore[arg-type]
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 def _check_packed(resolved: ResolvedModel, model: Any) -> None:

@@ -20,6 +20,7 @@ import psutil
 
 from dfbench import __version__
 from dfbench.workers import telemetry
+from dfbench.workers.models import output_head
 from dfbench.workers.records import WorkerFacts
 from dfbench.workers.target import Target
 
@@ -119,7 +120,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 def _torch_facts(target: TorchTarget) -> dict[str, Any]:
     model, spec = target.model, target.spec
-    head = model.get_output_embeddings().weight
+    head = output_head(model).weight
     return {
         **_device(target.device),
         **_numerics(),
@@ -179,7 +180,7 @@ def _device(device: torch.device) -> dict[str, Any]:
         "compute_capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         **_driver(str(getattr(properties, "uuid", ""))),
     }
 
@@ -197,14 +198,14 @@ def _numerics() -> dict[str, Any]:
     """Switches that change what a matrix product gives in its last bits."""
     import torch
 
-    matmul = torch.backends.cuda.matmul
+    matmul, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn
     return {
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "tf32_cudnn": torch.backends.cudnn.allow_tf32,
         "bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
         "fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "mkldnn": torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available(),
+        "mkldnn": mkldnn.enabled and mkldnn.is_available(),  # type: ignore[no-untyped-call]
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
 
@@ -214,7 +215,7 @@ def weights(model: Any) -> dict[str, int]:
     held = (part for tensor in (*model.parameters(), *model.buffers()) for part in _plain(tensor))
     storages = {tensor.data_ptr(): tensor for tensor in held}
     embedding = model.get_input_embeddings().weight
-    tied = embedding.data_ptr() == model.get_output_embeddings().weight.data_ptr()
+    tied = embedding.data_ptr() == output_head(model).weight.data_ptr()
     return {
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in storages.values()),
         "untied_input_embedding_bytes": 0 if tied else embedding.numel() * embedding.element_size(),
@@ -233,13 +234,6 @@ def _plain(tensor: Any) -> Iterator[Any]:
 
 def kv_bytes_per_token(target: TorchTarget) -> int:
     """Bytes of keys and values that one token adds to the cache, read off the cache after one token."""
-    import torch
-    from transformers.cache_utils import DynamicCache
+    from dfbench.workers.static_cache import states_of_a_token
 
-    cache = DynamicCache(config=target.model.config)
-    token = torch.zeros((1, 1), dtype=torch.int64, device=target.device)
-    with torch.inference_mode():
-        target.model(input_ids=token, use_cache=True, logits_to_keep=1, **{target.cache_argument: cache})
-    return sum(
-        states.numel() * states.element_size() for layer in cache.layers for states in (layer.keys, layer.values)
-    )
+    return sum(states.nbytes for states in states_of_a_token(target.model, target.cache_argument))

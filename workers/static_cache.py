@@ -33,18 +33,25 @@ class Shape(NamedTuple):
 
 def shape_of(model: PreTrainedModel, cache_argument: str) -> Shape:
     """Read off a growing cache after one token. Raises EngineError where layers differ from one another."""
-    cache = DynamicCache(config=model.config)
-    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    with torch.inference_mode():
-        model(input_ids=token, use_cache=True, logits_to_keep=1, **{cache_argument: cache})
-    found = {tuple(states.shape) for layer in cache.layers for states in (layer.keys, layer.values)}
+    kept = states_of_a_token(model, cache_argument)
+    found = {tuple(states.shape) for states in kept}
     if len(found) != 1:
         raise EngineError(
             f"the model '{model.config.model_type}' keeps keys and values of different shapes, which one static buffer"
             " cannot hold: write engine cached."
         )
     _, heads, _, head_dim = found.pop()
-    return Shape(len(cache.layers), heads, head_dim, cache.layers[0].keys.dtype)
+    return Shape(len(kept) // 2, heads, head_dim, kept[0].dtype)
+
+
+def states_of_a_token(model: PreTrainedModel, cache_argument: str) -> list[torch.Tensor]:
+    """Keys and values of every layer, in turn, as a growing cache holds them after one token."""
+    cache = DynamicCache(config=model.config)
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    with torch.inference_mode():
+        model(input_ids=token, use_cache=True, logits_to_keep=1, **{cache_argument: cache})
+    layers: list[Any] = cache.layers  # Layers of other kinds, which hold neither, are refused with the model.
+    return [states for layer in layers for states in (layer.keys, layer.values)]
 
 
 def write(
@@ -100,13 +107,13 @@ class StaticKeyValues:
         self.values[:, :, :tokens] = other.values[:, :, :tokens]
 
 
-class _Layer(CacheLayerMixin):
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the block. Positions and masks come with the call, so it says that it is empty."""
 
     is_sliding = False
 
     def __init__(self, block: StaticKeyValues, layer: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._block = block
         self._held = block.layers[layer]
         self.keys, self.values = self._held

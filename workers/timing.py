@@ -67,7 +67,10 @@ class CudaTimer:
 
     def __init__(self, device: torch.device, capacity: int = 4096) -> None:
         self._device = device
-        self._start, self._end, self._done = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        self._start, self._end, self._done = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(3)
+        )
         self._staging = [torch.empty(capacity, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         self._results = torch.empty(capacity, dtype=torch.int64, pin_memory=True)
         self._turn = 0
