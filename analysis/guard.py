@@ -17,6 +17,8 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from dfbench.analysis.rundir import run_settings
+
 CONTROL_LEVEL = 0.01
 """A spec arm that diverges more often than its control does with less than this chance is a finding."""
 BIAS_ULP = 0.5
@@ -297,7 +299,7 @@ def control(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
 def exceeds(first: int, second: int) -> float:
     """The chance of at least `first` of first + second fair coins (the exact one-sided McNemar test)."""
     total = first + second
-    return sum(math.comb(total, k) for k in range(first, total + 1)) / 2**total
+    return sum(math.comb(total, k) for k in range(first, total + 1)) / (1 << total)
 
 
 def replay(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
@@ -322,8 +324,7 @@ CHECKS: dict[str, Check] = {
 
 def _run_spec(con: duckdb.DuckDBPyConnection) -> dict[str, Any]:
     """The settings that the run was planned with, as its ledger has them."""
-    row = con.execute("select value from ledger_meta where key = 'run'").fetchone()
-    return json.loads(row[0]) if row else {}
+    return run_settings(dict(con.execute("select key, value from ledger_meta where key = 'run'").fetchall()))
 
 
 def _ends(con: duckdb.DuckDBPyConnection) -> list[int]:
