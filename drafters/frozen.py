@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +30,8 @@ Counts = npt.NDArray[np.int64]
 MAGIC = b"dfbench frozen table 1\n"
 CHUNK = 1_000_000
 """Windows gathered before they are merged into the counts."""
+KEPT = 4
+"""Tables that stay unpacked in this process."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def load(path: str | None, sha256: str | None, context: DrafterContext, *, leade
     table of another tokenizer or of other lengths. A target whose tokenizer is unknown is held to its vocabulary alone.
     """
     place, data = context.read("frozen table", "frozen", path, sha256)
-    table = _parse(data, place)
+    table = _unpacked(data, place)
     header = table.header
     if context.tokenizer_hash not in (None, header.tokenizer_hash):
         raise OptionError(
@@ -234,9 +235,21 @@ def load(path: str | None, sha256: str | None, context: DrafterContext, *, leade
     return table
 
 
-@lru_cache(maxsize=4)
+_tables: dict[str, FrozenTable] = {}
+
+
+def _unpacked(data: bytes, place: Path) -> FrozenTable:
+    """The table in a file's bytes, unpacked once however many drafters use it. It is known by the bytes' SHA-256, and
+    outlives them: the tables used last are kept, the files they came from are not."""
+    digest = hashlib.sha256(data).hexdigest()
+    table = _tables.pop(digest, None) or _parse(data, place)
+    _tables[digest] = table
+    while len(_tables) > KEPT:
+        del _tables[next(iter(_tables))]
+    return table
+
+
 def _parse(data: bytes, place: Path) -> FrozenTable:
-    """The table in a file's bytes, unpacked once however many drafters use it."""
     if not data.startswith(MAGIC):
         raise OptionError(f"{place} is not a frozen table: give a file that `dfbench corpus build` wrote.")
     try:

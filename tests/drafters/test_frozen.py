@@ -134,6 +134,36 @@ def test_read_again_when_the_file_changes(path: Path) -> None:
     assert len(read(path).leaders) == 1
 
 
+def test_unpacked_once_and_without_keeping_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = []
+
+    class Watched(bytes):
+        def __del__(self) -> None:
+            gone.append(len(self))
+
+    small(["abcabdabcde"]).save(path)
+    size = path.stat().st_size
+    plain = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: Watched(plain(self)))
+    table = read(path)
+    assert gone == [size]
+    assert read(path) is table
+
+
+def test_the_tables_used_last_stay_unpacked(path: Path) -> None:
+    def table(number: int) -> FrozenTable:
+        small(["abc" + chr(ord("d") + number) * 3]).save(path)
+        return read(path)
+
+    first, second = table(0), table(1)
+    for number in range(2, frozen.KEPT):
+        table(number)
+    assert table(0) is first
+    table(frozen.KEPT)
+    assert table(0) is first
+    assert table(1) is not second
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
