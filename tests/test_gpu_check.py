@@ -23,16 +23,14 @@ from dfbench.workers.spec import TargetSpec
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "benchmarks" / "gpu_check.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module
-    spec.loader.exec_module(module)
-    return module
+def _load() -> tuple[Any, ...]:
+    """The script and its parts, as it finds them when it runs: beside itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return tuple(importlib.import_module(name) for name in ("gpu_check", "gpu_figures", "gpu_models", "gpu_table"))
 
 
-check = _load()
+check, figures, models, page = _load()
 TINY = {
     "vocab_size": 61,
     "hidden_size": 16,
@@ -44,7 +42,7 @@ TINY = {
     "max_position_embeddings": 256,
     "initializer_range": 0.5,
 }
-SETTINGS = check.Settings(
+SETTINGS = models.Settings(
     shape=TINY,
     small=TINY,
     dtype="float32",
@@ -71,39 +69,39 @@ def test_every_figure_is_there(found: dict[str, Any]) -> None:
     assert found["equality"]["unequal"] == []
     assert found["equality"]["distinct"] > 3
     assert list(found["engines"]) == ["cached", "compiled"]
-    for figures in found["engines"].values():
-        assert figures["ms_a_token"] > 0 and figures["read_gb_s"] > 0
-        assert 0 < figures["overhead"] < 1
-        assert set(figures["verify_cost"]) == {"1", "4"}
-        assert figures["verify_cost"]["1"]["ratio"] == 1.0
-        assert 0 < figures["clocks"]["forwards"] < 1
-        assert 0 < figures["clocks"]["steps"] <= 1
-        assert figures["waits"] == {"AR": None, "trees": None}
+    for engine in found["engines"].values():
+        assert engine["ms_a_token"] > 0 and engine["read_gb_s"] > 0
+        assert 0 < engine["overhead"] < 1
+        assert set(engine["verify_cost"]) == {"1", "4"}
+        assert engine["verify_cost"]["1"]["ratio"] == 1.0
+        assert 0 < engine["clocks"]["forwards"] < 1
+        assert 0 < engine["clocks"]["steps"] <= 1
+        assert engine["waits"] == {"AR": None, "trees": None}
     assert found["engines"]["compiled"]["built"]["forward"] == "lean"
     assert found["stack"]["torch"] == torch.__version__
 
 
 def test_the_table_has_a_row_for_all_of_it(found: dict[str, Any]) -> None:
-    text = check.table(found)
+    text = page.table(found)
     assert f"torch {torch.__version__}" in text
     assert "9 of 9 runs give the 12 tokens" in text
-    for title, _ in check.ROWS:
+    for title, _ in page.ROWS:
         assert title in text
     assert text.count("pass of ") == 2
     assert "UNEQUAL" not in text
 
 
 def test_goals_are_judged_and_what_failed_is_named(found: dict[str, Any]) -> None:
-    figures = found["engines"]["compiled"] | {
+    engine = found["engines"]["compiled"] | {
         "read_share": 0.81,
         "overhead": 0.031,
         "waits": {"AR": 1.0, "trees": 3.0},
     }
     broken = found | {
-        "engines": {"compiled": figures, "compiled, torch.compile": {"failed": "RuntimeError: no compiler"}},
+        "engines": {"compiled": engine, "compiled, torch.compile": {"failed": "RuntimeError: no compiler"}},
         "equality": found["equality"] | {"unequal": ["trees in compiled"]},
     }
-    lines = check.table(broken).splitlines()
+    lines = page.table(broken).splitlines()
 
     def line(start: str) -> str:
         return next(one for one in lines if one.startswith(start))
@@ -119,10 +117,10 @@ def test_goals_are_judged_and_what_failed_is_named(found: dict[str, Any]) -> Non
 def test_shares_and_overheads() -> None:
     facts = {"weight_bytes": 1000, "untied_input_embedding_bytes": 200, "kv_bytes_per_token": 2}
     settings = replace(SETTINGS, context=100, tokens=20)
-    assert check.bytes_read(facts, settings) == 800 + 110 * 2
-    assert check.share(1e9, 1e12, 2e6) == pytest.approx(0.5)
+    assert figures.bytes_read(facts, settings) == 800 + 110 * 2
+    assert figures.share(1e9, 1e12, 2e6) == pytest.approx(0.5)
     steps = [Step(1, 1, 0, 0, 0, 0, 1, 100, 10, forward, 0, 0) for forward in (80, 70, 85)]
-    assert check.overhead(SimpleNamespace(steps=steps)) == pytest.approx(0.10)
+    assert figures.overhead(SimpleNamespace(steps=steps)) == pytest.approx(0.10)
 
 
 def test_unequal_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +130,7 @@ def test_unequal_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(self, inputs, rows).roll(1, -1) if self._past > 12 and rows > 1 else run(self, inputs, rows)
 
     monkeypatch.setattr(CompiledTarget, "_run", broken)
-    same = check.equality(torch.device("cpu"), SETTINGS)
+    same = figures.equality(torch.device("cpu"), SETTINGS)
     assert same["compared"] == 9
     assert set(same["unequal"]) >= {"chains in compiled", "trees in compiled"}
     assert not any("cached" in name for name in same["unequal"])
@@ -145,7 +143,7 @@ def test_waits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
-    with check.counted_waits() as seen:
+    with figures.counted_waits() as seen:
         for _ in range(3):
             torch.cuda.Event().synchronize()
         warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
@@ -168,12 +166,12 @@ def test_waits_outside_the_steps_are_not_counted(monkeypatch: pytest.MonkeyPatch
         return SimpleNamespace(steps=[None] * (tokens - 1))
 
     gpu, cpu = (SimpleNamespace(device=torch.device(name)) for name in ("cuda", "cpu"))
-    assert check.waits(gpu, work, 11) == 2.0
-    assert check.waits(cpu, work, 11) is None
+    assert figures.waits(gpu, work, 11) == 2.0
+    assert figures.waits(cpu, work, 11) is None
 
 
 def test_the_shape_is_qwen3_8b() -> None:
-    config = check.QWEN3_8B | {"model_type": "qwen3"}
+    config = models.QWEN3_8B | {"model_type": "qwen3"}
     assert memory.parameters(config) == 8_190_735_360
     assert memory.footprint(config, TargetSpec(engine="compiled")).total(1024) < check.DEVICE_BYTES
 
