@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from dfbench.cluster import sweep_errors
 from dfbench.drafters import registry
@@ -52,6 +53,13 @@ class Model(Section):
     @classmethod
     def _from_name(cls, given: Any) -> Any:
         return {"id": given} if isinstance(given, str) else given
+
+    @field_validator("device")
+    @classmethod
+    def _torch_knows_it(cls, given: str) -> str:
+        if re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", given) is None:
+            raise ValueError(f"must be auto, cpu, cuda, or one of several such as cuda:0, not '{given}'")
+        return given
 
 
 class Dataset(Section):
@@ -150,6 +158,12 @@ def resolve_arm(given: Any) -> dict[str, Any]:
         arm["cache"] = options.pop("cache")
     claimed = options.pop("source", None)
     origin = registry.source(drafter)
+    own = registry.find(drafter).Options.model_fields
+    for key in options:
+        if key not in own and sweep_errors.top_level(Sweep, str(key)):
+            raise OptionError(
+                f"arm '{arm['name']}': '{key}' is the same for all arms: write it at the top level of the sweep."
+            )
     arm["options"] = _with_digests(drafter, registry.parse_options(drafter, options).model_dump(mode="json"))
     arm["source"] = f"{origin.distribution} {origin.version}"
     if claimed not in (None, arm["source"]):

@@ -28,6 +28,9 @@ _PLAIN = {
     "too_short": "is empty: write at least one",
 }
 
+_FOR_TESTS = ("scripted", "recorded")
+"""Sections that are hardly ever meant."""
+
 
 def sentence(root: type[BaseModel], error: ValidationError) -> str:
     """The first problem of the error as a sentence; an unknown key comes with the nearest known one."""
@@ -77,12 +80,27 @@ def _unknown_key(root: type[BaseModel], location: Sequence[str | int]) -> str:
     *parents, key = location
     known = _fields_at(root, parents)
     inside = f" in `{place(parents)}`" if parents else ""
-    if str(key) not in known:
-        for section, model in _sections(root).items():
-            if not parents and key in model.model_fields:
-                return f"unknown key '{key}': write it under `{section}`."
+    if (level := _level_of(root, str(key))) is not None:
+        return f"unknown key '{key}'{inside}: write it {level}."
     hint = unknown("key", str(key), known)
     return f"{hint[:-1]}{inside}{hint[-1]}"
+
+
+def _level_of(root: type[BaseModel], key: str) -> str | None:
+    """Where in a sweep a key belongs that was written in the wrong place; None for one that it has nowhere."""
+    if top_level(root, key):
+        return "at the top level of the sweep"
+    for section, model in sorted(_sections(root).items(), key=lambda item: item[0] in _FOR_TESTS):
+        if key in model.model_fields:
+            return f"under `{section}`"
+    from dfbench.workers.models import OPTIONS  # Only here: what it imports is slow to import.
+
+    return "under `model.options`" if key in OPTIONS else None
+
+
+def top_level(root: type[BaseModel], key: str) -> bool:
+    """Whether a sweep may hold this key itself. Those that it must hold are never missing there."""
+    return key in root.model_fields and not root.model_fields[key].is_required()
 
 
 def _sections(root: type[BaseModel]) -> dict[str, type[BaseModel]]:

@@ -88,11 +88,14 @@ def _located(spec: TargetSpec) -> ResolvedModel:
     if spec.dtype not in DTYPES:
         raise ModelError(f"dtype '{spec.dtype}' is not known: write one of {', '.join(DTYPES)}.")
     if spec.model == EMBEDDED_MODEL:
+        _refuse_revision(spec)
         return _from_gguf(spec, embedded_model())
     path = Path(spec.model).expanduser()
     if path.is_file() and path.suffix == ".gguf":
+        _refuse_revision(spec)
         return _from_gguf(spec, path.resolve())
     if path.is_dir():
+        _refuse_revision(spec)
         return _from_folder(spec, path.resolve(), revision=None)
     if _looks_like_path(spec.model):
         raise ModelError(
@@ -100,6 +103,15 @@ def _located(spec: TargetSpec) -> ResolvedModel:
         )
     folder, revision = _from_hub(spec)
     return _from_folder(spec, folder, revision)
+
+
+def _refuse_revision(spec: TargetSpec) -> None:
+    """What lies on this machine has no revisions: one that is asked for would only seem to be heeded."""
+    if spec.revision is not None:
+        raise ModelError(
+            f"'{spec.model}' is on this machine and has no revision '{spec.revision}': leave `revision` out, or name a "
+            "model of the hub; `digest` pins local weights."
+        )
 
 
 def check_options(options: Mapping[str, Any], engine: str = "cached") -> None:

@@ -63,9 +63,15 @@ def test_qwen_sweep_lists_its_assumptions_and_pins_what_comes_from_a_hub() -> No
 
 
 REFUSED = [
-    (minimal(prompts=3), r"unknown key 'prompts'"),
+    (minimal(prompts=3), r"unknown key 'prompts': write it under `workloads`"),
     (minimal(max_new_token=3), r"unknown key 'max_new_token': did you mean 'max_new_tokens'\?"),
     (minimal(dtype="float32"), r"unknown key 'dtype': write it under `model`"),
+    (minimal(model={"logits_dtype": "float32"}), r"'logits_dtype' in `model`: write it at the top level of the sweep"),
+    (minimal(model={"prompts": 3}), r"unknown key 'prompts' in `model`: write it under `workloads`"),
+    (minimal(model={"threads": 2}), r"unknown key 'threads' in `model`: write it under `model.options`"),
+    (minimal(workloads=[{"name": "w", "max_new_tokens": 3}]), r"in `workloads\[0\]`: write it at the top level"),
+    (minimal(arms=[{"drafter": "pld", "repeats": 3}]), r"arm 'pld': 'repeats' is the same for all arms: write it at"),
+    (minimal(model={"device": "gpu"}), r"`model.device` must be auto, cpu, cuda, or .+ cuda:0, not 'gpu'"),
     (minimal(model={"dtyp": "float32"}), r"unknown key 'dtyp': did you mean 'dtype' in `model`\?"),
     (
         minimal(workloads=[{"name": "w", "promts": 3}]),

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from dfbench.errors import ModelError, WorkloadError
 from dfbench.workers import model_cache, models
 from dfbench.workers.engine import load_target
-from dfbench.workers.spec import PromptSpec, TargetSpec
+from dfbench.workers.spec import EMBEDDED_MODEL, PromptSpec, TargetSpec
 
 TinyModel = Callable[..., PreTrainedModel]
 WORDS = ["<s>", "</s>", "user", "assistant", "hello", "world", "think", "[UNK]"]
@@ -156,6 +156,12 @@ def test_the_hub_out_of_reach_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     with pytest.raises(ModelError, match=r"model 'nobody/nothing@abc' could not be had .* `--model PATH`"):
         models.resolve(spec("nobody/nothing", revision="abc"))
+
+
+def test_a_revision_of_what_lies_here_is_refused(folder: Path) -> None:
+    for model in (folder, EMBEDDED_MODEL):
+        with pytest.raises(ModelError, match="has no revision 'main': leave `revision` out"):
+            models.resolve(spec(model, revision="main"))
 
 
 def test_broken_weights_devices_and_tokenizers_are_named(folder: Path) -> None:
