@@ -25,13 +25,15 @@ ARMS: list[Any] = [
 WORKLOADS = ("code", "copyctx", "chat")
 
 
-def examined(folder: Path, dtype: str, workloads: tuple[str, ...], prompts: int, tokens: int) -> Verdict:
+def examined(
+    folder: Path, dtype: str, workloads: tuple[str, ...], prompts: int, tokens: int, arms: list[Any] = ARMS
+) -> Verdict:
     """One sweep and the guard's verdict on it."""
     sweep = {
         "name": f"clean-{dtype}",
         "model": {"id": "smollm2-135m-instruct", "dtype": dtype},
         "workloads": [{"name": name, "prompts": prompts} for name in workloads],
-        "arms": ARMS,
+        "arms": arms,
         "max_new_tokens": tokens,
         "warmup": 0,
         "calibrate": False,
