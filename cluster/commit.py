@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.ledger_schema import KINDS, Failure, Outcome, RecordFile
 from dfbench.cluster.run_place import sync_folder
-from dfbench.workers.actor import JobOutcome, Part
 from dfbench.workers.checks import JobKey, breaches
 from dfbench.workers.faults import reach
+from dfbench.workers.parts import JobOutcome, Part
 from dfbench.workers.records import SCHEMAS
 from dfbench.workers.spec import GuardSpec, ShardSpec
 

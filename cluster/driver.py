@@ -27,9 +27,10 @@ from dfbench.cluster.runspec import ShardReader
 from dfbench.cluster.staff import Staff, Terms
 from dfbench.cluster.telling import OnFiles, OnNote, OnProgress, Progress, Result, Teller
 from dfbench.errors import DfbenchError
-from dfbench.workers.actor import Part, Worker
+from dfbench.workers.actor import Worker
 from dfbench.workers.examiner import Examiner
 from dfbench.workers.faults import reach
+from dfbench.workers.parts import Part
 
 __all__ = ["Driver", "OnFiles", "OnNote", "OnProgress", "Options", "Progress", "Result", "run"]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dfbench.cluster.events import Events
 from dfbench.cluster.ledger_schema import Counts
 from dfbench.cluster.pool import Member
-from dfbench.workers.actor import Part
+from dfbench.workers.parts import Part
 
 REPORT_EVERY_S = 0.5
 

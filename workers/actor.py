@@ -12,9 +12,8 @@ import gc
 import os
 import socket
 import time
-import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,10 +23,11 @@ from dfbench.drafters import registry
 from dfbench.drafters.base import Drafter, DrafterContext
 from dfbench.errors import Cancelled, DfbenchError
 from dfbench.workers import provenance, shipped
+from dfbench.workers.failing import describe, failure_kind
 from dfbench.workers.faults import reach
 from dfbench.workers.loop import Trace, decode
+from dfbench.workers.parts import Gatherer, JobOutcome, Part
 from dfbench.workers.records import JobRows, WorkerFacts, job_row, outcome_row, tables
-from dfbench.workers.redact import redact
 from dfbench.workers.shipped import Shipped
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 from dfbench.workers.target import RecordedTarget, ScriptedTarget, Target, scripted_rule
@@ -36,56 +36,9 @@ if TYPE_CHECKING:
     from dfbench.workers.fastpath import Replayed
     from dfbench.workers.telemetry import Monitor
 
-HAND_OVER_S = 1.0
-"""Records of quick jobs are gathered for this long before they are handed over."""
-
 WARMUP_PREFIX = "warmup:"
 ANY_DEVICE = "any device"
 """The device of rows that no device decides."""
-
-
-class JobOutcome(NamedTuple):
-    """How one job ended: `kind` is "" for a job that has rows, else one of the ledger's kinds of failure."""
-
-    job_id: str
-    arm: str
-    kind: str = ""
-    message: str = ""
-    pair_only: bool = False
-    warmup: bool = False
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some finished jobs of a shard, tables without rows left out.
-
-    `unusable`: the device is in no state to go on; replace the worker.
-    """
-
-    shard_id: str
-    attempt: int
-    outcomes: tuple[JobOutcome, ...]
-    tables: dict[str, pa.Table]
-    unusable: bool = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # One buffer a table: pickled as they are, small tables cost a buffer a column, which is most of a quick job.
-        streams = {name: _stream(table) for name, table in self.tables.items()}
-        return _unpacked, (self.shard_id, self.attempt, tuple(map(tuple, self.outcomes)), streams, self.unusable)
-
-
-def _stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _unpacked(
-    shard_id: str, attempt: int, outcomes: Sequence[tuple[Any, ...]], streams: dict[str, bytes], unusable: bool
-) -> Part:
-    tables = {name: pa.ipc.open_stream(stream).read_all() for name, stream in streams.items()}
-    return Part(shard_id, attempt, tuple(JobOutcome(*outcome) for outcome in outcomes), tables, unusable)
 
 
 class Pulse(NamedTuple):
@@ -171,7 +124,7 @@ class Worker:
         self._running.left = False
         if shard.calibrate and not self._calibrated:
             yield self._calibration(shard)
-        parts = _Gatherer(shard, self._join)
+        parts = Gatherer(shard, self._join)
         for outcome, record in self._outcomes(shard):
             unusable = outcome.kind in ("oom", "device")
             parts.add(outcome, record)
@@ -354,36 +307,6 @@ class _Conversation:
         self._prompts.setdefault(following.prompt_id, following)
 
 
-class _Gatherer:
-    """Gathers the records of quick jobs, so that a part is worth sending."""
-
-    def __init__(self, shard: ShardSpec, join: Callable[[Sequence[Any]], dict[str, pa.Table]]) -> None:
-        self._shard = shard
-        self._join = join
-        self._clear()
-
-    def _clear(self) -> None:
-        self._since = time.monotonic()
-        self._outcomes: list[JobOutcome] = []
-        self._records: list[JobRows | Replayed] = []
-
-    def add(self, outcome: JobOutcome, record: JobRows | Replayed | None) -> None:
-        self._outcomes.append(outcome)
-        if record is not None:
-            self._records.append(record)
-
-    def due(self) -> bool:
-        return time.monotonic() - self._since >= HAND_OVER_S
-
-    def take(self, unusable: bool) -> Part:
-        reach("worker.part")
-        tables = self._join(self._records) if self._records else {}
-        filled = {name: table for name, table in tables.items() if table.num_rows}
-        part = Part(self._shard.shard_id, self._shard.attempt, tuple(self._outcomes), filled, unusable)
-        self._clear()
-        return part
-
-
 def load_target(spec: TargetSpec) -> Target:
     """The target that a spec describes; torch is imported only where it is needed."""
     options = spec.options
@@ -430,28 +353,6 @@ def open_monitor(target: Target) -> Monitor | None:
     import torch
 
     return telemetry.open_monitor(str(torch.cuda.get_device_properties(device).uuid))
-
-
-def failure_kind(error: BaseException) -> str:
-    """The ledger's kind for what a job raised: oom and device mean that the worker must be replaced.
-
-    By type name and message, since torch may not be importable here. A CUDA context that has seen an illegal access,
-    an assert or a launch failure answers every later call with an error.
-    """
-    names = {cls.__name__ for cls in type(error).__mro__}
-    text = str(error).lower()
-    if "OutOfMemoryError" in names or "out of memory" in text:
-        return "oom"
-    if "AcceleratorError" in names or "cuda error" in text or "cudnn_status" in text or "cublas_status" in text:
-        return "device"
-    return "error"
-
-
-def describe(error: BaseException) -> str:
-    """An exception as the ledger keeps it: its message and where it came from, without secrets."""
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    tail = "".join(lines[-4:])[-2000:]
-    return redact(f"{type(error).__name__}: {error}\n{tail}".strip())
 
 
 def _outcome(job: JobSpec, kind: str = "", message: str = "") -> JobOutcome:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from dfbench.errors import DfbenchError
-from dfbench.workers.actor import JobOutcome, Part, Worker, describe, failure_kind
+from dfbench.workers.actor import Worker
+from dfbench.workers.failing import describe, failure_kind
+from dfbench.workers.parts import JobOutcome, Part
 from dfbench.workers.spec import GuardJob, GuardSpec, guard_id
 from dfbench.workers.witness import guard_table
 

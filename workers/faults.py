@@ -3,6 +3,7 @@
     DFBENCH_FAULT=commit.before_rename:kill            SIGKILL this process at that point
     DFBENCH_FAULT=worker.job:kill@3                    … when the point is reached for the third time
     DFBENCH_FAULT=worker.job:raise;commit.inside:wait  several points; `raise` fails with OSError, `wait` stops here
+    DFBENCH_FAULT=worker.job:break                     fails as a device does that will not work again
     DFBENCH_FAULT=worker.job:hold@3                    every process that gets there stays until `worker.job.go` appears
     DFBENCH_FAULT_DIR=folder                           note each fault in a file there, and let each happen only once;
                                                        `hold` notes `worker.job.PID` for each process and needs it
@@ -68,3 +69,5 @@ def _act(action: str, point: str) -> None:
         time.sleep(3600)
     elif action == "raise":
         raise OSError(errno.ENOSPC, f"fault at {point}")
+    elif action == "break":
+        raise RuntimeError(f"CUDA error: an illegal memory access was encountered (fault at {point})")

@@ -15,7 +15,7 @@ from runkit import CARRIED, make_run, whole, work
 from dfbench.cluster import commit, upkeep
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.ledger import Ledger
-from dfbench.workers.actor import JobOutcome, Part
+from dfbench.workers.parts import JobOutcome, Part
 from dfbench.workers.records import SCHEMAS
 
 EOS = frozenset({2})

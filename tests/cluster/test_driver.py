@@ -202,6 +202,24 @@ def test_a_job_that_a_cancel_stops_is_cancelled_and_not_failed(tmp_path: Path, a
         assert len(ledger.pending(9)) == 4
 
 
+def test_a_device_that_breaks_fails_its_job_and_its_worker_is_replaced(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, notes = tmp_path / "run", tmp_path / "notes"
+    notes.mkdir()
+    monkeypatch.setenv("DFBENCH_FAULT", "worker.job:break@2")
+    monkeypatch.setenv("DFBENCH_FAULT_DIR", str(notes))  # once, whoever gets there
+    make_run(run, 3, warmups=0).close()
+    result = drive(run, address, workers_per_node=1)
+    assert (result.state, result.counts.done, result.counts.failed) == ("done", 5, 1)
+    with Ledger.open(run) as ledger:
+        ((failure, _),) = ledger.failures()
+        first, second = ledger.workers()
+    assert (failure.kind, failure.shard_id, failure.worker_id) == ("device", "s0", first.worker_id)
+    assert first.left_at is not None and second.worker_id != first.worker_id
+    assert upkeep.verify(run) == []
+
+
 def test_a_shard_that_kills_its_workers_fails_after_a_few_attempts(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from dfbench.cluster.head import read_head
 from dfbench.cluster.sweep import validate
 from dfbench.errors import ModelError, SweepError
 from dfbench.workers import models
-from dfbench.workers.actor import describe
+from dfbench.workers.failing import describe
 from dfbench.workers.redact import HIDDEN, redact
 from dfbench.workers.spec import TargetSpec
 

@@ -15,8 +15,10 @@ import pytest
 
 from dfbench.drafters import registry
 from dfbench.drafters.base import EMPTY, Draft, Drafter, Options, Verified
-from dfbench.workers import actor
-from dfbench.workers.actor import Part, Worker, failure_kind
+from dfbench.workers import parts
+from dfbench.workers.actor import Worker
+from dfbench.workers.failing import failure_kind
+from dfbench.workers.parts import Part
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 
 AR, PLD = ArmSpec("ar", "ar"), ArmSpec("pld", "pld")
@@ -82,13 +84,13 @@ def loaded(spec: TargetSpec = SCRIPTED) -> Worker:
 
 
 def run(worker: Worker, spec: ShardSpec) -> Part:
-    parts = list(worker.run(spec))
+    given = list(worker.run(spec))
     tables: dict[str, pa.Table] = {}
-    for part in parts:
+    for part in given:
         for name, table in part.tables.items():
             tables[name] = pa.concat_tables([tables[name], table]) if name in tables else table
-    outcomes = tuple(outcome for part in parts for outcome in part.outcomes)
-    return Part("s0", 1, outcomes, tables, parts[-1].unusable)
+    outcomes = tuple(outcome for part in given for outcome in part.outcomes)
+    return Part("s0", 1, outcomes, tables, given[-1].unusable)
 
 
 def test_jobs_run_in_order_and_arms_agree() -> None:
@@ -160,9 +162,8 @@ def test_a_carried_arm_goes_no_further_than_its_failure() -> None:
 def test_quick_jobs_come_in_one_part_and_slow_ones_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = shard([AR, PLD], [prompt(3), prompt(7, "p1")])
     assert len(list(loaded().run(spec))) == 1
-    monkeypatch.setattr(actor, "HAND_OVER_S", 0.0)
-    parts = list(loaded().run(spec))
-    assert [len(part.outcomes) for part in parts] == [1, 1, 1, 1, 0]
+    monkeypatch.setattr(parts, "HAND_OVER_S", 0.0)
+    assert [len(part.outcomes) for part in loaded().run(spec)] == [1, 1, 1, 1, 0]
 
 
 def test_parts_survive_pickling() -> None:
@@ -250,8 +251,27 @@ def test_garbage_collection_is_back_after_a_job() -> None:
         (type("OutOfMemoryError", (RuntimeError,), {})("x"), "oom"),
         (RuntimeError("CUDA error: device-side assert triggered"), "device"),
         (type("AcceleratorError", (RuntimeError,), {})("x"), "device"),
-        (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling"), "device"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), "device"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "device"),
+        (RuntimeError("CUDA driver error: an illegal memory access was encountered"), "device"),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), "device"),
+        (MemoryError(), "oom"),
     ],
 )
 def test_failures_of_the_device_are_told_from_the_jobs_own(error: Exception, kind: str) -> None:
     assert failure_kind(error) == kind
+
+
+def test_failures_of_the_device_as_torch_raises_them() -> None:
+    torch = pytest.importorskip("torch")
+    assert failure_kind(torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")) == "oom"
+    assert failure_kind(torch.cuda.OutOfMemoryError("Tried to allocate 2.00 GiB.")) == "oom"
+    assert failure_kind(torch.AcceleratorError("CUDA error: an illegal memory access was encountered")) == "device"
+    assert failure_kind(torch.AcceleratorError("CUDA error: out of memory")) == "oom"
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**58)
+    assert failure_kind(raised.value) == "oom"
+    with pytest.raises(RuntimeError) as raised:
+        torch.ones(2) @ torch.ones(3)
+    assert failure_kind(raised.value) == "error"
