@@ -4,6 +4,7 @@ the ledger that real runs use; then the guard's re-runs and its verdict."""
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +25,8 @@ from dfbench.workers.actor import Worker
 from dfbench.workers.engine import TorchTarget
 from dfbench.workers.examiner import Examiner
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, TargetSpec
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the planted bugs beside the tests
 
 # Tiny tensors gain nothing from threads and lose much to waiting for them.
 torch.set_num_threads(1)

@@ -4,31 +4,55 @@ no other, and would go unseen without them."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 import torch
+from bugs_engine import (
+    another_dtype_in_one_arm,
+    bias_in_wide_passes,
+    bool_mask_added,
+    chain_without_a_mask,
+    compaction_moves_keys_only,
+    compaction_one_place_off,
+    crop_one_too_few,
+    crop_one_too_many,
+    evidence_of_another_row,
+    logits_recorded_too_high,
+    node_sees_its_sibling,
+    positions_by_index,
+    stale_logits,
+)
+from bugs_loop import (
+    accept_compares_with_the_wrong_row,
+    another_cap_in_one_arm,
+    bonus_from_the_wrong_node,
+    cap_overrun,
+    end_inside_a_draft_not_cut,
+    option_ignored,
+    reference_arm_sampled,
+    state_carried_over,
+)
+from bugs_records import (
+    an_arm_without_outputs,
+    an_output_cut_short,
+    edited_view,
+    other_settings_in_the_ledger,
+    swapped_prompts,
+    two_prompts_swapped,
+    unchecked,
+)
 
 from dfbench.analysis import guard as judging
-from dfbench.analysis import store
-from dfbench.cluster import commit
-from dfbench.cluster.ledger import Ledger
-from dfbench.drafters.cacheback import Cacheback
 from dfbench.drafters.registry import create
-from dfbench.workers import actor, engine, loop, records, tree
-from dfbench.workers.engine import TorchTarget
-from dfbench.workers.spec import ArmSpec, PromptSpec
+from dfbench.workers import loop
 
 Patch = pytest.MonkeyPatch
-BOS, EOS = 1, 2
+BOS = 1
 
 
 @dataclass(frozen=True)
@@ -49,347 +73,6 @@ def by(*checks: str) -> frozenset[str]:
 
 BF16 = {"dtype": torch.bfloat16}
 MORE = {"count": 14}
-
-
-# --- engine -------------------------------------------------------------------------------------------------------
-
-
-def crop_one_too_many(patch: Patch) -> None:
-    keep = TorchTarget._keep
-
-    def mutant(self: TorchTarget, path: Any, emitted: Any) -> None:
-        nodes = self._nodes
-        keep(self, path, emitted)
-        if self._cache is not None and nodes:
-            self._cache.crop(-1)
-            self._past -= 1
-
-    patch.setattr(TorchTarget, "_keep", mutant)
-
-
-def crop_one_too_few(patch: Patch) -> None:
-    keep = TorchTarget._keep
-
-    def mutant(self: TorchTarget, path: Any, emitted: Any) -> None:
-        surplus = self._nodes - len(path[: len(emitted) - 1])
-        if surplus > 1:
-            self._nodes -= 1
-        keep(self, path, emitted)
-        if surplus > 1:
-            self._past += 1
-
-    patch.setattr(TorchTarget, "_keep", mutant)
-
-
-def node_sees_its_sibling(patch: Patch) -> None:
-    visibility = tree.visibility
-
-    def mutant(parents: Any, lead: int = 1) -> np.ndarray:
-        seen = visibility(parents, lead)
-        for node in range(1, len(parents)):
-            if parents[node] == parents[node - 1]:
-                seen[lead + node, lead + node - 1] = True
-        return seen
-
-    patch.setattr(tree, "visibility", mutant)
-
-
-def positions_by_index(patch: Patch) -> None:
-    patch.setattr(engine, "offsets", lambda depths, lead=1: list(range(lead + len(depths))))
-
-
-def compaction_moves_keys_only(patch: Patch) -> None:
-    compact = engine.compact
-
-    def mutant(layers: Any, start: int, path: Any) -> None:
-        values = [layer.values.clone() for layer in layers]
-        compact(layers, start, path)
-        for layer, kept in zip(layers, values, strict=True):
-            layer.values = kept
-
-    patch.setattr(engine, "compact", mutant)
-
-
-def compaction_one_place_off(patch: Patch) -> None:
-    compact = engine.compact
-    patch.setattr(
-        engine, "compact", lambda layers, start, path: compact(layers, start, [max(node - 1, 0) for node in path])
-    )
-
-
-def chain_without_a_mask(patch: Patch) -> None:
-    """Every fed token sees all the others, those after it included."""
-    causal = tree.Masks.causal
-    patch.setattr(tree.Masks, "causal", lambda self, past, fed: torch.ones_like(causal(self, past, fed)))
-
-
-def bool_mask_added(patch: Patch) -> None:
-    """Eager attention adds its mask to the scores; a bool one counts as 0 and 1."""
-    patch.setattr(tree.Masks, "_form", lambda self, mask: mask.to(self._dtype))
-
-
-def stale_logits(patch: Patch) -> None:
-    """A wide pass answers with the root's row of the pass before."""
-    run = TorchTarget._pass
-
-    def mutant(self: TorchTarget, draft: Any) -> Any:
-        before = getattr(self, "stale", None)
-        verdict = run(self, draft)
-        self.stale = verdict.argmax[0]  # type: ignore[attr-defined]
-        if before is None or not draft.tokens:
-            return verdict
-        return verdict._replace(argmax=[before, *verdict.argmax[1:]])
-
-    patch.setattr(TorchTarget, "_pass", mutant)
-
-
-BIAS = {torch.bfloat16: 0.2}
-
-
-def bias_in_wide_passes(patch: Patch) -> None:
-    """A constant, small against the activations, is added to one layer's output where a step feeds several tokens."""
-    run = TorchTarget._pass
-
-    def mutant(self: TorchTarget, draft: Any) -> Any:
-        layer = self.model.model.layers[1].mlp
-        wide = bool(draft.tokens) and self._past > 0
-        hook = layer.register_forward_hook(
-            lambda module, given, out: out + (BIAS.get(out.dtype, 0.02) if wide else 0.0)
-        )
-        try:
-            return run(self, draft)
-        finally:
-            hook.remove()
-
-    patch.setattr(TorchTarget, "_pass", mutant)
-
-
-def another_dtype_in_one_arm(patch: Patch) -> None:
-    record = actor.Worker._record
-
-    def mutant(self: actor.Worker, shard: Any, job: Any, arm: ArmSpec, *rest: Any) -> Any:
-        target: Any = self._target
-        if arm.name != "pld":
-            return record(self, shard, job, arm, *rest)
-        own = target.model
-        target.model = rounded(own)
-        try:
-            return record(self, shard, job, arm, *rest)
-        finally:
-            target.model = own
-
-    patch.setattr(actor.Worker, "_record", mutant)
-
-
-@functools.cache
-def rounded(model: Any) -> Any:
-    """The model with its weights rounded to 16 bits."""
-    copy = type(model)(model.config).to(model.dtype).eval()
-    copy.load_state_dict({name: value.bfloat16().to(value.dtype) for name, value in model.state_dict().items()})
-    return copy
-
-
-def evidence_of_another_row(patch: Patch) -> None:
-    """The recorded top two are those of the row after."""
-    record = TorchTarget._record
-
-    def mutant(self: TorchTarget, path: Any, count: int) -> None:
-        if count > 1:
-            self._rows = self._rows.roll(1, 0)
-            self._top_two.hold(*self._rows.max(-1))
-        record(self, path, count)
-
-    patch.setattr(TorchTarget, "_record", mutant)
-
-
-def logits_recorded_too_high(patch: Patch) -> None:
-    """By one to two units in the last place: too little for any single token to show it."""
-    read = engine.TopTwo.read
-
-    def mutant(self: engine.TopTwo) -> Any:
-        evidence = read(self)
-        higher = 1 + 2.0**-6
-        return evidence._replace(top1_logit=evidence.top1_logit * higher, top2_logit=evidence.top2_logit * higher)
-
-    patch.setattr(engine.TopTwo, "read", mutant)
-
-
-# --- loop ---------------------------------------------------------------------------------------------------------
-
-
-def accept_compares_with_the_wrong_row(patch: Patch) -> None:
-    accept = loop.accept
-
-    def mutant(draft: Any, argmax: Any) -> Any:
-        if len(argmax) > 2:
-            argmax = [argmax[0], *argmax[2:], argmax[1]]
-        return accept(draft, argmax)
-
-    patch.setattr(loop, "accept", mutant)
-
-
-def bonus_from_the_wrong_node(patch: Patch) -> None:
-    accept = loop.accept
-
-    def mutant(draft: Any, argmax: Any) -> Any:
-        path, emitted = accept(draft, argmax)
-        return path, [*emitted[:-1], argmax[0] if path else emitted[-1]]
-
-    patch.setattr(loop, "accept", mutant)
-
-
-def unchecked(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    """The same bug where nothing checks rows at the commit."""
-
-    def both(patch: Patch) -> None:
-        plant(patch)
-        patch.setattr(commit, "breaches", lambda *tables: {})
-
-    return both
-
-
-def end_inside_a_draft_not_cut(patch: Patch) -> None:
-    patch.setattr(loop, "cut", lambda emitted, room, eos_ids: emitted[:room])
-
-
-def cap_overrun(patch: Patch) -> None:
-    cut, draft_cut = loop.cut, loop.Draft.cut
-    patch.setattr(loop, "cut", lambda emitted, room, eos_ids: cut(emitted, room + 8, eos_ids))
-    patch.setattr(loop.Draft, "cut", lambda self, depth: draft_cut(self, depth + 8))
-
-
-def another_cap_in_one_arm(patch: Patch) -> None:
-    decode = actor.decode
-
-    def mutant(target: Any, drafter: Any, prompt: Any, *, max_new_tokens: int, **rest: Any) -> Any:
-        fewer = 5 if drafter.name == "pld" else 0
-        return decode(target, drafter, prompt, max_new_tokens=max_new_tokens - fewer, **rest)
-
-    patch.setattr(actor, "decode", mutant)
-
-
-def reference_arm_sampled(patch: Patch) -> None:
-    """AR takes the second-best token once in a while."""
-    run = TorchTarget._pass
-
-    def mutant(self: TorchTarget, draft: Any) -> Any:
-        verdict = run(self, draft)
-        if self._past and self._past % 11 == 0 and not draft.tokens:
-            second = int(self._rows[0].topk(2).indices[1])
-            self._rows = self._rows.clone()
-            self._rows[0, verdict.argmax[0]] = self._rows[0, second] - 1
-            self._top_two.hold(*self._rows.max(-1))
-            return verdict._replace(argmax=[second])
-        return verdict
-
-    patch.setattr(TorchTarget, "_pass", mutant)
-
-
-# --- drafters and their state -------------------------------------------------------------------------------------
-
-
-def state_carried_over(patch: Patch) -> None:
-    """A cold arm's table survives its reset."""
-    reset = Cacheback.reset
-
-    def mutant(self: Cacheback) -> None:
-        table = getattr(self, "_table", None)
-        reset(self)
-        if table is not None:
-            self._table = table
-
-    patch.setattr(Cacheback, "reset", mutant)
-
-
-def option_ignored(patch: Patch) -> None:
-    """The worker makes the drafter with another draft length than the arm's, which is what it records."""
-    drafter = actor.Worker._drafter
-
-    def mutant(self: actor.Worker, arm: ArmSpec) -> Any:
-        if arm.drafter == "pld":
-            arm = dataclasses.replace(arm, params={**arm.params, "draft_len": 2})
-        return drafter(self, arm)
-
-    patch.setattr(actor.Worker, "_drafter", mutant)
-
-
-# --- plan, records and views --------------------------------------------------------------------------------------
-
-
-def two_prompts_swapped(patch: Patch) -> None:
-    """In one arm only."""
-    record = actor.Worker._record
-
-    def mutant(self: actor.Worker, shard: Any, job: Any, arm: ArmSpec, prompt: PromptSpec, *rest: Any) -> Any:
-        known = {made.prompt_id: made for made in swapped_prompts}
-        other = {"p0": "p1", "p1": "p0"}.get(prompt.prompt_id)
-        if arm.name == "pld" and other:
-            prompt = known[other]
-        return record(self, shard, job, arm, prompt, *rest)
-
-    patch.setattr(actor.Worker, "_record", mutant)
-
-
-swapped_prompts: list[PromptSpec] = []
-
-
-def an_arm_without_outputs(patch: Patch) -> None:
-    """The ledger says done, the files lack the rows."""
-    write = commit.write_files
-
-    def mutant(run_dir: Path, tables: dict[str, pa.Table], **where: Any) -> Any:
-        kept = {name: table.filter(pc.not_equal(table["arm"], "pld")) for name, table in tables.items() if table}
-        return write(run_dir, tables | kept, **where)
-
-    patch.setattr(commit, "write_files", mutant)
-
-
-def an_output_cut_short(patch: Patch) -> None:
-    """Rows of one output are lost on the way to disk, and nothing checks them."""
-    write = commit.write_files
-
-    def mutant(run_dir: Path, tables: dict[str, pa.Table], **where: Any) -> Any:
-        jobs = tables["jobs"].to_pylist() if "jobs" in tables else []
-        for job in jobs:
-            if job["arm"] == "pld" and job["prompt_id"] == "p2":
-                job["output_ids"] = job["output_ids"][:-3]
-        if not jobs:
-            return write(run_dir, tables, **where)
-        return write(run_dir, tables | {"jobs": pa.Table.from_pylist(jobs, schema=records.JOBS)}, **where)
-
-    patch.setattr(commit, "write_files", mutant)
-
-
-def edit(view: store.View, old: str, new: str) -> store.View:
-    """The view with `new` for `old` wherever its SQL stands."""
-    return view._replace(
-        **{
-            field: text.replace(old, new)
-            for field, text in view._asdict().items()
-            if isinstance(text, str) and old in text
-        }
-    )
-
-
-def edited_view(name: str, old: str, new: str) -> Callable[[Patch], None]:
-    """The view with a mistake in it."""
-
-    def plant(patch: Patch) -> None:
-        sound = store.views()
-        assert any(view.name == name and old in view.sql for view in sound)
-        wrong = tuple(edit(view, old, new) if view.name == name else view for view in sound)
-        patch.setattr(store, "views", lambda: wrong)
-
-    return plant
-
-
-def other_settings_in_the_ledger(run: Path) -> None:
-    """A job id that ignores an option: a run resumed with another value of it keeps the old rows as done."""
-    with Ledger.open(run) as ledger:
-        spec = ledger.meta("run")
-        assert '"stop_at_eos": false' in spec
-        ledger.set_meta("run", spec.replace('"stop_at_eos": false', '"stop_at_eos": true'))
-
 
 MUTANTS = [
     Mutant("crop one too many", by("divergence", "noise", "teacher"), crop_one_too_many),
