@@ -20,7 +20,7 @@ from dfbench.analysis.report_figures import Figure, Scene, figures
 from dfbench.analysis.report_markup import Html, el, evidence, join, prose, table
 from dfbench.analysis.report_parts import parts as added
 from dfbench.analysis.report_style import STYLE
-from dfbench.analysis.rundir import require_not_own
+from dfbench.analysis.rundir import require_not_own, run_settings, standing
 from dfbench.errors import RunError
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -111,7 +111,11 @@ def page(con: duckdb.DuckDBPyConnection, *, decode: Decode | None = None, notes:
     ]
     title = f"{meta.get('sweep', 'run')} · dfbench report"
     body = el(
-        "body", _head(meta), _contents(sections), el("main", *(_section(*section) for section in sections)), _foot(meta)
+        "body",
+        _head(con, meta),
+        _contents(sections),
+        el("main", *(_section(*section) for section in sections)),
+        _foot(meta),
     )
     head = el(
         "head",
@@ -128,11 +132,17 @@ def _losslessness(con: duckdb.DuckDBPyConnection, decode: Decode | None) -> Html
     return join([divergences(con, decode), report_tables.guard(con)])
 
 
-def _head(meta: dict[str, str]) -> Html:
+STANDING_SQL = """
+select coalesce(sum(done), 0)::bigint, coalesce(sum(jobs), 0)::bigint, (select count(*) from workers) > 0 from plan
+"""
+
+
+def _head(con: duckdb.DuckDBPyConnection, meta: dict[str, str]) -> Html:
+    [(done, jobs, begun)] = con.sql(STANDING_SQL).fetchall()
     told = [
         f"Run {meta.get('run_id', 'without a name')}",
-        f"begun {meta['created_at'][:19]} UTC" if "created_at" in meta else "",
-        f"state: {meta['state']}" if "state" in meta else "",
+        f"submitted {meta['created_at'][:19]} UTC" if "created_at" in meta else "",
+        f"{standing(meta.get('state', ''), begun)}, {done} of {jobs} jobs done",
     ]
     return el(
         "header",
@@ -205,9 +215,11 @@ def _environment(con: duckdb.DuckDBPyConnection, meta: dict[str, str]) -> Html:
 
 
 def _run(meta: dict[str, str]) -> dict[str, Any]:
-    """What the run was begun with, as the ledger keeps it."""
-    run: dict[str, Any] = json.loads(meta.get("run", "{}"))
-    return run
+    """What the run was begun with; empty where the ledger does not say, which is one of the run's problems."""
+    try:
+        return run_settings(meta)
+    except RunError:
+        return {}
 
 
 def _setting(value: Any) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from dfbench.errors import RunError
 RUNS = Path("runs")
 LEDGER_FILE = "ledger.db"
 PROMPTS_FILE = "prompts.parquet"
+_NO_SETTINGS = "what the run was begun with cannot be read (its ledger's entry 'run' is not JSON)"
 _FOLDERS = ("records", "log")
 _FILES = (LEDGER_FILE, PROMPTS_FILE, "sweep.yaml", "driver.lock", "run.sql")
 
@@ -70,6 +72,15 @@ def find_run(path: str | Path | None = None, runs: Path = RUNS) -> Path:
     return max(found, key=lambda run: (run / LEDGER_FILE).stat().st_mtime)
 
 
+def run_settings(meta: Mapping[str, str]) -> dict[str, Any]:
+    """What the run was begun with, as its ledger keeps it; empty where it keeps nothing. Raises RunError."""
+    try:
+        found: Any = json.loads(meta.get("run", "{}"))
+    except ValueError as error:
+        raise RunError(f"{_NO_SETTINGS}: submit the sweep again to a new directory.") from error
+    return dict(found) if isinstance(found, dict) else {}
+
+
 def require_not_own(file: Path) -> None:
     """Raise RunError where writing `file` would replace a part of a run: its ledger, records, prompts or logs."""
     place = file.expanduser().absolute()
@@ -107,6 +118,7 @@ def inspect(run: Path) -> RunDir:
             meta = dict(ledger.execute("select key, value from meta").fetchall())
             files = ledger.execute("select name, tbl, bytes from files where live order by rowid").fetchall()
             states = dict(ledger.execute("select state, count(*) from jobs group by state").fetchall())
+            begun = ledger.execute("select exists (select 1 from workers)").fetchone()[0] == 1
             broken = _broken(run, files)
             lost = _same_commit(ledger, broken) if broken else set()
         finally:
@@ -116,7 +128,11 @@ def inspect(run: Path) -> RunDir:
             f"the ledger of '{run}' cannot be read ({error}): submit the sweep again to a new directory."
         ) from error
     found = RunDir(run, meta)
-    found.problems += _file_problems(broken, lost) + _job_problems(states)
+    try:
+        run_settings(meta)
+    except RunError:
+        found.problems.append(Problem("settings", f"{_NO_SETTINGS}: its settings are not shown."))
+    found.problems += _file_problems(broken, lost) + _job_problems(states, meta.get("state", ""), begun)
     names: dict[str, list[str]] = {table: [] for table in RECORDS}
     for name, table, _ in files:
         if table in names and name not in lost:
@@ -168,14 +184,25 @@ def _file_problems(broken: dict[str, str], lost: set[str]) -> list[Problem]:
     return problems
 
 
-def _job_problems(states: dict[str, int]) -> list[Problem]:
+def _job_problems(states: dict[str, int], state: str, begun: bool) -> list[Problem]:
     total = sum(states.values())
     if not total:
         return [Problem("plan", "the plan is empty: the run was not fully prepared; submit the sweep again.")]
     missing = [f"{count} {state}" for state, count in sorted(states.items()) if state != "done"]
     if not missing:
         return []
-    return [Problem("unfinished", f"{states.get('done', 0)} of {total} jobs are done ({', '.join(missing)}).")]
+    done = states.get("done", 0)
+    return [Problem("unfinished", f"{standing(state, begun)}: {done} of {total} jobs are done ({', '.join(missing)}).")]
+
+
+def standing(state: str, begun: bool) -> str:
+    """What the ledger's `state` means for a reader who does not know whether a driver is at work.
+
+    A run that stopped before its end is planned anew, and `running` outlives a driver that died.
+    """
+    if state == "planned":
+        return "stopped" if begun else "planned, not begun"
+    return {"running": "running, or its driver died", "done": "ended"}.get(state, state or "of unknown state")
 
 
 def _source(found: RunDir, table: str, files: list[str], known: Iterable[str]) -> Source:

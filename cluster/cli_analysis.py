@@ -170,18 +170,28 @@ def compact(run: RunArgument = None) -> None:
     from dfbench.analysis.rundir import find_run
     from dfbench.cluster import upkeep
     from dfbench.cluster.ledger import Ledger
-    from dfbench.cluster.run_place import driver_lock
+    from dfbench.cluster.run_place import driver_alive, driver_lock
 
     path = find_run(run)
+    if not driver_alive(path):
+        _require_sound(path)
     with driver_lock(path), Ledger.open(path) as ledger:
-        broken = [f"{file.name} ({reason})" for file in ledger.files() if (reason := upkeep.damage(path, file))]
-        if broken:
-            raise RunError(f"{path} holds damaged files, {', '.join(broken)}: submit it again, which runs them anew.")
         before = ledger.file_count()
         merged = upkeep.compact(ledger, at_least=2)
         after = ledger.file_count()
     write_run_sql(path)
     typer.echo(f"{path}: {before} files, now {after}." if merged else f"{path}: {before} files, nothing to merge.")
+
+
+def _require_sound(path: Path) -> None:
+    """Raise RunError where a committed file is damaged; before the lock is made, so that a refusal leaves nothing."""
+    from dfbench.cluster import upkeep
+    from dfbench.cluster.ledger import Ledger
+
+    with Ledger.open(path) as ledger:  # a reader would leave SQLite's own side files
+        broken = [f"{file.name} ({reason})" for file in ledger.files() if (reason := upkeep.damage(path, file))]
+    if broken:
+        raise RunError(f"{path} holds damaged files, {', '.join(broken)}: submit it again, which runs them anew.")
 
 
 def export(

@@ -1,7 +1,9 @@
 -- view (made once): speedup_le_mat: one cell; is the speedup explained by the passes saved? The bound is the
---   theorem, MAT its plain form: a breach of the bound that the interval does not cover is a finding.
+--   theorem, MAT its plain form: a breach of the bound that the interval does not cover is a finding. One or two prompts
+--   have no interval: there only what timing noise cannot do is a finding, tokens that no output has or a speedup half
+--   as high again as its bound.
 -- columns: workload VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision VARCHAR, dtype VARCHAR, engine
---   VARCHAR, stack VARCHAR, pairs BIGINT, mat DOUBLE (of the comparable pairs), speedup DOUBLE, speedup_bound DOUBLE,
+--   VARCHAR, stack VARCHAR, pairs BIGINT, prompts BIGINT (that intervals resample: conversations), mat DOUBLE (of the comparable pairs), speedup DOUBLE, speedup_bound DOUBLE,
 --   holds_bound BOOLEAN (speedup ≤ bound), holds_mat BOOLEAN (speedup ≤ mat), over_bound DOUBLE (speedup / bound),
 --   over_bound_lo DOUBLE (95 %), over_bound_hi DOUBLE (95 %), over_mat DOUBLE (speedup / mat), over_mat_lo DOUBLE (95
 --   %), over_mat_hi DOUBLE (95 %), finding BOOLEAN (above the bound and the interval does not cover it),
@@ -10,6 +12,7 @@ create or replace view speedup_le_mat as
 with units as (
     select
         workload, arm, device, model, revision, dtype, engine, stack,
+        count(*) as prompts,
         bool_or(cache = 'carried') as carried,
         ratio_interval(list(ar_pass), list(scaled)) as bound_interval,
         ratio_of_ratios_interval(list(ar), list(scaled), list(n), list(s)) as mat_interval
@@ -39,7 +42,7 @@ cell as (
     group by all
 )
 select
-    workload, arm, device, model, revision, dtype, engine, stack, pairs, mat, speedup, speedup_bound,
+    workload, arm, device, model, revision, dtype, engine, stack, pairs, prompts, mat, speedup, speedup_bound,
     speedup <= speedup_bound * (1 + 1e-12) as holds_bound,
     speedup <= mat * (1 + 1e-12) as holds_mat,
     speedup / speedup_bound as over_bound,
@@ -48,7 +51,8 @@ select
     speedup / mat as over_mat,
     case when not carried then mat_interval.lo end as over_mat_lo,
     case when not carried then mat_interval.hi end as over_mat_hi,
-    not holds_bound and coalesce(over_bound_lo > 1, true) as finding,
+    not holds_bound
+        and coalesce(over_bound_lo > 1, prompts > 2 or tokens_uncounted <> 0 or over_bound > 1.5) as finding,
     passes_past_ar,
     breach_cause(
         holds_bound, tokens_uncounted, forward_per_pass, ar_forward_per_pass, overhead_per_pass, ar_overhead_per_pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from runmaker import RunMaker
 
-from dfbench.analysis import open_run, write_run_sql
+from dfbench.analysis import open_run, report, write_run_sql
 from dfbench.analysis.checks import checks
+from dfbench.analysis.guard import judge
 from dfbench.analysis.store import problems
 from dfbench.errors import RunError
 
@@ -78,6 +80,35 @@ def test_a_half_written_run_says_how_far_it_is(make: Make) -> None:
     run.plan("code", "p1", "pld", state="failed")
     run.plan("code", "p2", "ar")
     assert "1 of 3 jobs are done (1 failed, 1 pending)" in said(run.write())
+
+
+@pytest.mark.parametrize(
+    ("state", "worked", "words"),
+    [
+        ("planned", False, "planned, not begun: 0 of 1 jobs are done"),
+        ("planned", True, "stopped: 1 of 2 jobs are done"),
+        ("running", True, "running, or its driver died: 1 of 2 jobs are done"),
+        ("cancelled", True, "cancelled: 1 of 2 jobs are done"),
+        ("done", True, "ended: 1 of 2 jobs are done"),
+    ],
+)
+def test_an_unfinished_run_says_what_its_state_means(make: Make, state: str, worked: bool, words: str) -> None:
+    run = make()
+    if worked:
+        run.job("code", "p1", "ar", range(9))
+    run.plan("code", "p2", "ar", state="failed" if state == "done" else "pending")
+    assert words in said(run.write(state=state))
+
+
+def test_settings_that_are_not_json_are_left_out_or_missed(make: Make) -> None:
+    path = two_commits(make())
+    with closing(sqlite3.connect(path / "ledger.db")) as ledger, ledger:
+        ledger.execute("insert into meta values ('run', '{')")
+    assert "entry 'run' is not JSON" in said(path)
+    con = open_run(path)
+    assert "is not JSON): its settings are not shown" in report.page(con)
+    with pytest.raises(RunError, match=r"entry 'run' is not JSON.*submit the sweep again"):
+        judge(con, join_only=True)
 
 
 def test_an_empty_plan_says_so(make: Make) -> None:

@@ -128,6 +128,7 @@ def test_a_run_with_nothing_done_says_so(make: Make, undrawn: None) -> None:
     run.plan("code", "p0", "ar")
     told = shown(open_run(run.write(state="planned")))
     assert "No job of this run is finished" in told and "0 of 1 jobs are done" in told
+    assert "planned, not begun, 0 of 1 jobs done" in told
 
 
 def test_devices_are_shown_apart(make: Make, undrawn: None) -> None:
@@ -220,6 +221,7 @@ def test_a_part_of_a_run_is_called_a_part(make: Make, undrawn: None) -> None:
     for arm in ARMS:
         run.plan("code", "p9", arm)
     told = shown(open_run(run.write(state="cancelled")))
+    assert "cancelled, 3 of 6 jobs done" in told
     assert "1 of 2" in told and "3 of 6 jobs are done" in told
     assert "fewer than three prompts" in told and "1.82" in told and "1.82…" not in told
     assert "too few timed prompts" in told

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from runkit import CARRIED, make_run, whole, work
 
-from dfbench.cluster import commit, upkeep
+from dfbench.cluster import cli_analysis, commit, upkeep
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.ledger import Ledger
+from dfbench.errors import RunError
 from dfbench.workers.parts import JobOutcome, Part
 from dfbench.workers.records import SCHEMAS
 
@@ -44,9 +45,16 @@ def assert_whole(ledger: Ledger) -> None:
     assert upkeep.verify(ledger.run_dir) == []
 
 
+def joined(shard: FinishedShard) -> Part:
+    """The parts that a shard came in, which are the more the slower the machine, as one."""
+    names = {name for part in shard.parts for name in part.tables}
+    tables = {name: pa.concat_tables(shard.table(name)) for name in names}
+    return Part(shard.shard_id, shard.attempt, tuple(shard.outcomes), tables)
+
+
 def broken(shard: FinishedShard, table: str, column: str, value: object, at: int = 0) -> None:
     """Spoil one value of the shard's records."""
-    (part,) = shard.parts
+    part = joined(shard)
     whole = part.tables[table]
     values = whole[column].to_pylist()
     values[at] = value
@@ -57,7 +65,7 @@ def broken(shard: FinishedShard, table: str, column: str, value: object, at: int
 
 def failed(shard: FinishedShard, job_id: str) -> None:
     """Have this job of the shard fail in place of what it did."""
-    (part,) = shard.parts
+    part = joined(shard)
     outcomes = [
         outcome._replace(kind="error", message="KeyError: 1") if outcome.job_id == job_id else outcome
         for outcome in part.outcomes
@@ -222,10 +230,9 @@ def test_jobs_that_were_told_to_stop(tmp_path: Path) -> None:
     with make_run(tmp_path, 2, warmups=0) as ledger:
         shards = work(ledger)
         for shard in shards:
-            outcomes = tuple(
-                JobOutcome(o.job_id, o.arm, "cancelled") if o.arm == "pld" else o for o in shard.parts[0].outcomes
-            )
-            tables = {n: t.filter(pa.compute.field("arm") == "ar") for n, t in shard.parts[0].tables.items()}
+            part = joined(shard)
+            outcomes = tuple(JobOutcome(o.job_id, o.arm, "cancelled") if o.arm == "pld" else o for o in part.outcomes)
+            tables = {n: t.filter(pa.compute.field("arm") == "ar") for n, t in part.tables.items()}
             shard.parts = [Part(shard.shard_id, 1, outcomes, tables)]
         shards[0].stopped["j0-pld"] = "deadline"
         commit_each(ledger, shards)
@@ -236,7 +243,7 @@ def test_jobs_that_were_told_to_stop(tmp_path: Path) -> None:
 def test_a_carried_arm_counts_as_one(tmp_path: Path) -> None:
     with make_run(tmp_path, 4, arms=CARRIED, plan=whole(4)) as ledger:
         (shard,) = work(ledger)
-        (part,) = shard.parts
+        part = joined(shard)
         bad = {"j2-cacheback", "j3-cacheback"}
         outcomes = tuple(o._replace(kind="error", message="it broke") if o.job_id in bad else o for o in part.outcomes)
         keep = ~pa.compute.field("job_id").isin(sorted(bad))
@@ -315,6 +322,17 @@ def test_compaction_keeps_every_row_and_few_files(tmp_path: Path) -> None:
         assert not any((tmp_path / name).exists() for name in old)
         assert ledger.files(live=False) == []
         assert_whole(ledger)
+
+
+def test_compact_leaves_a_damaged_run_as_it_is(tmp_path: Path) -> None:
+    with make_run(tmp_path, 4, eos_at=9) as ledger:
+        commit_each(ledger, work(ledger))
+    record = tmp_path / "records/0/steps-000001.parquet"
+    record.write_bytes(record.read_bytes()[:-1] + b"x")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunError, match=r"holds damaged files, records/0/steps-000001\.parquet \(.*submit it again"):
+        cli_analysis.compact(str(tmp_path))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_rows_of_one_job_lie_together_after_compaction(tmp_path: Path) -> None:
