@@ -20,6 +20,7 @@ from dfbench.cluster.ledger_schema import LEDGER_FILE, Counts
 from dfbench.cluster.run_place import driver_alive
 
 SHOWN_FAILURES = 10
+_WORDS = ("begin", "worker ready", "stopped")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ class FailedJob:
 
 @dataclass(frozen=True)
 class Status:
-    """A run at one moment. `rate` is jobs a second since the driver began, None while none is at work."""
+    """A run at one moment. `rate` is jobs a second since work began, None while no driver is at it.
+
+    `stopped`: why the last driver gave up, "" while one is at work and where it came to its end.
+    """
 
     run_dir: str
     sweep: str
@@ -61,6 +65,7 @@ class Status:
     rate: float | None
     eta_s: float | None
     failed: tuple[FailedJob, ...]
+    stopped: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -70,9 +75,10 @@ class Status:
 def read(run_dir: Path) -> Status:
     """Where this run stands. Raises RunError where there is none."""
     alive = driver_alive(run_dir)
+    said = _last_words(run_dir / LOG_FOLDER / "driver.jsonl")
     with Ledger.open(run_dir, readonly=True) as ledger:
         counts = ledger.counts()
-        rate, eta = _pace(run_dir, counts) if alive else (None, None)
+        rate, eta = _pace(said, counts) if alive else (None, None)
         state = ledger.state
         return Status(
             run_dir=str(run_dir),
@@ -85,6 +91,7 @@ def read(run_dir: Path) -> Status:
             rate=rate,
             eta_s=eta,
             failed=_failed(run_dir) if counts.failed else (),
+            stopped="" if alive else _why(said),
         )
 
 
@@ -100,29 +107,42 @@ def _plain(counts: Counts) -> dict[str, int]:
     return {**states, "total": counts.total}
 
 
-def _pace(run_dir: Path, counts: Counts) -> tuple[float | None, float | None]:
-    """Jobs a second since the driver at work began, and the seconds left at that rate."""
-    begun = _begun(run_dir / LOG_FOLDER / "driver.jsonl")
-    if begun is None:
+def _pace(said: dict[str, dict[str, Any]], counts: Counts) -> tuple[float | None, float | None]:
+    """Jobs a second since the driver's first worker was ready, and the seconds left at that rate."""
+    if "begin" not in said or "worker ready" not in said:
         return None, None
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(begun["at"])).total_seconds()
-    settled = int(begun["left"]) - counts.pending
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(said["worker ready"]["at"])).total_seconds()
+    settled = int(said["begin"]["left"]) - counts.pending
     if seconds <= 0 or settled <= 0:
         return None, None
     return settled / seconds, counts.pending * seconds / settled
 
 
-def _begun(log: Path) -> dict[str, Any] | None:
-    """The last driver's first word in the log; None where it has said none, or a full disk has torn it."""
+def _why(said: dict[str, dict[str, Any]]) -> str:
+    """What ended the last driver, in the words that it raised."""
+    kind, _, message = str(said.get("stopped", {}).get("error", "")).partition(": ")
+    return "it was interrupted" if kind == "KeyboardInterrupt" else message or kind
+
+
+def _last_words(log: Path) -> dict[str, dict[str, Any]]:
+    """Of the last driver: how it began, its first ready worker, and why it stopped; what a full disk has torn is left
+    out."""
+    said: dict[str, dict[str, Any]] = {}
     if not log.is_file():
-        return None
+        return said
     with log.open(encoding="utf-8", errors="replace") as lines:
-        said = [line for line in lines if '"event": "begin"' in line]
-    try:
-        begun: dict[str, Any] = json.loads(said[-1])
-    except (IndexError, ValueError):
-        return None
-    return begun
+        for line in lines:
+            name = next((name for name in _WORDS if f'"event": "{name}"' in line), None)
+            if name is None:
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if name == "begin":
+                said = {}
+            said.setdefault(name, event)
+    return said
 
 
 def _nodes(run_dir: Path, ledger: Ledger) -> tuple[NodeStanding, ...]:
@@ -179,6 +199,8 @@ def line(status: Status) -> str:
 def render(status: Status) -> RenderableType:
     """The status as tables for a terminal."""
     parts: list[RenderableType] = [Text(f"{status.run_dir}: {line(status)}"), _arm_table(status)]
+    if status.stopped:
+        parts.append(Text(f"the last driver stopped: {status.stopped}"))
     if status.rate is not None:
         parts.append(Text(f"{progress.rate(status.rate)}, {progress.duration(status.eta_s)} left"))
     if status.nodes:

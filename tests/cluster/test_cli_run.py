@@ -165,7 +165,7 @@ def test_status_with_brackets_and_a_torn_log(desk: Path, dfbench: Run) -> None:
         assert "[/b]" in dfbench("status", run).out
 
 
-def test_status_tells_a_driver_at_work_from_one_that_died(desk: Path) -> None:
+def test_status_tells_a_driver_at_work_from_one_that_died(desk: Path, dfbench: Run) -> None:
     run_dir = desk / "r"
     runs.create(run_dir, planned())
     assert status.read(run_dir).state == "planned"
@@ -178,11 +178,23 @@ def test_status_tells_a_driver_at_work_from_one_that_died(desk: Path) -> None:
         ledger.begin()
     log = run_dir / "log" / "driver.jsonl"
     log.parent.mkdir()
-    log.write_text(json.dumps({"at": "2020-01-01T00:00:00+00:00", "event": "begin", "left": 12}) + "\n")
+    events = [{"event": "stopped", "error": "OSError: of an earlier driver"}, {"event": "begin", "left": 12}]
+    events.append({"event": "worker ready"})
+    log.write_text("".join(json.dumps({"at": "2020-01-01T00:00:00+00:00", **event}) + "\n" for event in events))
     with driver_lock(run_dir):
         now = status.read(run_dir)
     assert now.state == "running" and now.driver
     assert now.rate is not None and now.eta_s == pytest.approx(6 / now.rate)
+    assert now.stopped == ""
+    for error, why in (
+        ("UsageError: no node has it: write one.", "no node has it: write one."),
+        ("KeyboardInterrupt: ", "it was interrupted"),
+    ):
+        with log.open("a") as file:
+            file.write(json.dumps({"event": "begin", "left": 6}) + "\n")
+            file.write(json.dumps({"event": "stopped", "error": error}) + "\n")
+        assert status.read(run_dir).stopped == why
+    assert "the last driver stopped: it was interrupted" in dfbench("status", "r").out
 
 
 def test_watching_into_a_pipe_says_something_now_and_then(desk: Path, dfbench: Run, monkeypatch: Any) -> None:
