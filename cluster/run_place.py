@@ -69,9 +69,7 @@ def driver_lock(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise RunError(
-                f"another driver{_holder(handle)} is at work on {run_dir}: wait for it, or stop it first."
-            ) from error
+            raise RunError(f"another driver{_holder(handle, run_dir)}") from error
         handle.truncate(0)
         handle.write(json.dumps({"pid": os.getpid(), "since": now()}))
         handle.flush()
@@ -91,12 +89,24 @@ def driver_alive(run_dir: Path) -> bool:
     return False
 
 
-def _holder(handle: IO[str]) -> str:
+def _holder(handle: IO[str], run_dir: Path) -> str:
+    """Who has the seat and what to do about it, as the rest of a sentence."""
     handle.seek(0)
     try:
-        return f" (process {json.loads(handle.read())['pid']})"
+        pid = int(json.loads(handle.read())["pid"])
     except (ValueError, KeyError):
-        return ""
+        return f" is at work on {run_dir}: wait for it, or stop it first."
+    if _is_suspended(pid):
+        return f" (process {pid}) of {run_dir} is suspended: let it go on with `kill -CONT {pid}`, or end it first."
+    return f" (process {pid}) is at work on {run_dir}: wait for it, or stop it first."
+
+
+def _is_suspended(pid: int) -> bool:
+    """Whether a process was stopped, as Ctrl-Z does, and would go on; false where this machine does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def sync_folder(folder: Path) -> None:

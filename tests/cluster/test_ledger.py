@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -219,6 +220,11 @@ def test_death_gives_the_lock_back(tmp_path: Path) -> None:
         assert held.stdout is not None
         assert held.stdout.readline() == "held\n"
         assert driver_alive(tmp_path)
+        os.kill(held.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, held.pid, os.WSTOPPED)
+        with pytest.raises(RunError, match=f"suspended: let it go on with `kill -CONT {held.pid}`"):
+            driver_lock(tmp_path).__enter__()
+        os.kill(held.pid, signal.SIGCONT)
     finally:
         held.kill()
         held.communicate()
