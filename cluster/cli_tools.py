@@ -211,9 +211,9 @@ def build_bigrams(
     model: CorpusModel = None,
     revision: Revision = None,
     name: CorpusName = None,
-    min_count: Annotated[int, typer.Option(min=1, help="Leave out pairs that are rarer than this.")] = 1,
+    min_count: Annotated[int, typer.Option(min=1, help="Leave out what follows more rarely than this.")] = 1,
 ) -> None:
-    """Count which token follows which in a corpus: the static table of `ngram-cache`."""
+    """Count what follows each two tokens in a corpus: the static table of `ngram-cache`."""
     from dfbench.drafters import bigrams
 
     _check_place(out, bigrams.MAGIC)
@@ -225,7 +225,7 @@ def build_bigrams(
         min_count=min_count,
     )
     digest = table.save(out)
-    typer.echo(f"{sum(map(len, table.follow.values()))} pairs of {len(table.follow)} first tokens")
+    typer.echo(f"{sum(map(len, table.follow.values()))} continuations of {len(table.follow)} 2-grams")
     typer.echo(f"{out}  sha256 {digest}; use it in an arm: {{drafter: ngram-cache, static: {out}}}")
 
 

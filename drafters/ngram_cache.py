@@ -1,8 +1,8 @@
 """llama.cpp's n-gram lookup: counts of what followed the last 1 to 4 tokens, drafted where the counts are decided.
 
 Method: llama.cpp's `lookup` example (PR 5479, PR 6828). Three sources, tried in this order for every token of a draft:
-this request, past requests (`dynamic`), a corpus (`static`, 2-grams only). The thresholds are the published ones.
-The static counts also weigh the candidates of the other two.
+this request, past requests (`dynamic`), a corpus (`static`: what followed the last two tokens). The thresholds are the
+published ones. The static counts also weigh the candidates of the other two.
 
 Among equal weights the continuation that reached its count first wins (llama.cpp takes whichever its hash map has
 first).
@@ -48,6 +48,8 @@ class Rule(NamedTuple):
 
 CONTEXT_RULES = {1: Rule(2, 66), 2: Rule(2, 50), 3: Rule(1, 50), 4: Rule(1, 50)}
 DYNAMIC_RULES = {1: Rule(4, 75), 2: Rule(3, 66), 3: Rule(2, 66), 4: Rule(2, 66)}
+STATIC = 2
+"""Tokens of context that the static table knows."""
 STATIC_RULE = Rule(2, 50)
 
 
@@ -146,6 +148,7 @@ class NgramCache(Drafter):
         table = load(options.static, options.static_sha256, context)
         self._static = table.follow if table else {}
         self._lengths = range(options.min_ngram, options.max_ngram + 1)
+        self._longest = max(options.max_ngram, STATIC)
         self.reset()
 
     def reset(self) -> None:
@@ -194,16 +197,16 @@ class NgramCache(Drafter):
         return Draft(tokens, None, match, score) if tokens else EMPTY
 
     def _next(self, keys: list[int]) -> tuple[int, float, int] | None:
-        weights = self._static.get(keys[0]) if keys else None
+        weights = self._static.get(keys[STATIC - 1]) if len(keys) >= STATIC else None
         found = self._counts.decide(keys, CONTEXT_RULES, weights)
         if found is None and self.options.dynamic:
             found = self._dynamic.decide(keys, DYNAMIC_RULES, weights)
         if found is None and weights:
             total, best = sum(weights.values()), max(weights, key=weights.__getitem__)
             if total >= STATIC_RULE.samples and 100 * weights[best] >= STATIC_RULE.percent * total:
-                found = best, weights[best] / total, 1
+                found = best, weights[best] / total, STATIC
         return found
 
     def _extend(self, keys: list[int], token: int) -> list[int]:
         """The keys of the n-grams that end in this token, from those before it."""
-        return [token, *(key << 32 | token for key in keys[: self.options.max_ngram - 1])]
+        return [token, *(key << 32 | token for key in keys[: self._longest - 1])]

@@ -128,7 +128,7 @@ def test_overrides_of_a_sweep_that_is_wrong_itself(dfbench: Run, desk: Path) -> 
 
 FILES_OF_DRAFTERS = [
     ("cacheback", "frozen", b"dfbench frozen table 1\n" + b"[" * 100_000, "is truncated or damaged"),
-    ("ngram-cache", "static", b"dfbench bigrams 1\n" + b"[" * 100_000, "is truncated or damaged"),
+    ("ngram-cache", "static", b"dfbench bigrams 2\n" + b"[" * 100_000, "is truncated or damaged"),
     ("hybrid", "cost_file", b"[" * 100_000, "is not a cost curve"),
     ("hybrid", "cost_file", b'{"queries": [1, Infinity], "relative": [1, 2]}', "is not a cost curve"),
     ("hybrid", "cost_file", b'{"queries": [1, 1%s], "relative": [1, 2]}' % (b"0" * 400), "queries of 1 or more"),

@@ -100,7 +100,7 @@ def test_a_file_is_not_overwritten_unless_told(tmp_path: Path) -> None:
         (["corpus", "bigrams", "{tmp}/short.txt", "--out", "{tmp}/none/f"], "is not a folder"),
         (
             ["corpus", "bigrams", "{tmp}/short.txt", "--out", "{tmp}/f", "--model", "{model}", "--min-count", "2"],
-            "no 2-gram seen 2 times",
+            "no 2-gram that a token follows 2 times",
         ),
         (["corpus", "build", "{tmp}/short.txt", "--out", "{tmp}/f", "--model", "{tmp}"], "not a model"),
     ],
@@ -145,7 +145,7 @@ def test_built_bigrams_run_as_an_arm(tmp_path: Path, tiny_model: Callable[..., P
     model, out, text = tiny_model(), tmp_path / "b.table", tmp_path / "a.txt"
     text.write_text("w5 w6 w7 " * 3 + "w5 w8")
     told = output("corpus", "bigrams", str(text), "--out", str(out), "--model", str(model), "--min-count", "2")
-    assert "3 pairs of 3 first tokens" in told
+    assert "3 continuations of 3 2-grams" in told
     sweep = validate(
         {
             "name": "s",
@@ -157,4 +157,6 @@ def test_built_bigrams_run_as_an_arm(tmp_path: Path, tiny_model: Callable[..., P
     drafter = registry.create("ngram-cache", sweep.arms[0].options)
     drafter.start([20])
     drafter.observe([5])
-    assert list(drafter.propose(3).tokens) == [6, 7, 5], "5 → 8 was seen once"
+    assert not drafter.propose(3).tokens, "5 alone says nothing: 2-grams do"
+    drafter.observe([6])
+    assert list(drafter.propose(3).tokens) == [7, 5, 6], "7, 5 → 8 was seen once"

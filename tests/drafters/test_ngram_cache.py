@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,12 +29,13 @@ def followers(sequences: Sequence[Sequence[int]], gram: tuple[int, ...]) -> Coun
 
 
 def acceptable(
-    sequences: Sequence[Sequence[int]], text: Sequence[int], kind: str, static: dict[int, dict[int, int]]
+    sequences: Sequence[Sequence[int]], text: Sequence[int], kind: str, corpus: Sequence[Sequence[int]] = ()
 ) -> set[int] | None:
     """Tokens that the published rule may draft next (several where weights tie); None where it drafts none."""
+    static = followers(corpus, tuple(text[-2:])) if len(text) > 1 else Counter[int]()
     for n in range(min(4, len(text)), 0, -1):
         counts = followers(sequences, tuple(text[-n:]))
-        weights = {t: c * (100 * static.get(text[-1], {}).get(t, 0) or 1) for t, c in counts.items()}
+        weights = {t: c * (100 * static[t] or 1) for t, c in counts.items()}
         samples, percent = THRESHOLDS[kind][n]
         if sum(counts.values()) < samples:
             continue
@@ -55,11 +57,11 @@ def test_counts_are_those_of_the_whole_text(text: list[int], steps: list[int]) -
     for step in [*steps, 0]:
         so_far = text[:at]
         for token in drafter.propose(8).tokens:
-            allowed = acceptable([text[:at]], so_far, "context", {})
+            allowed = acceptable([text[:at]], so_far, "context")
             assert allowed is None or token in allowed
             so_far = [*so_far, token]
         if len(so_far) - at < 8:
-            assert acceptable([text[:at]], so_far, "context", {}) is None
+            assert acceptable([text[:at]], so_far, "context") is None
         drafter.observe(text[at : at + step])
         at = min(at + step, len(text))
 
@@ -72,7 +74,7 @@ def test_dynamic_counts_come_from_earlier_requests(requests: list[list[int]]) ->
         drafter.start(text)
     *past, text = requests
     draft = drafter.propose(8)
-    allowed = acceptable([text], text, "context", {}) or acceptable(past, text, "dynamic", {})
+    allowed = acceptable([text], text, "context") or acceptable(past, text, "dynamic")
     if draft.tokens and allowed:
         assert set(draft.tokens) <= allowed
     if allowed is not None:
@@ -105,28 +107,52 @@ def test_the_server_learns_only_within_a_step() -> None:
 
 
 def table(tmp_path: Path, **changes: object) -> tuple[str, str]:
-    built = bigrams.build([[1, 2, 1, 2, 1, 3], [5, 5]], tokenizer_hash="t", corpus="c")
+    built = bigrams.build([[1, 2, 1, 2, 1, 2, 1, 3], [5, 5, 5]], tokenizer_hash="t", corpus="c")
     path = tmp_path / "table.bin"
     return str(path), built.save(path)
 
 
 def test_a_static_table_drafts_where_nothing_else_does(tmp_path: Path) -> None:
     path, sha256 = table(tmp_path)
-    drafter = create("ngram-cache", {"static": path})
+    drafter = create("ngram-cache", {"static": path, "max_ngram": 1})
+    drafter.start([2, 1])
+    draft = drafter.propose(2)
+    assert (list(draft.tokens), draft.match_len) == ([2, 1], 2)
     drafter.start([9, 1])
-    assert list(drafter.propose(2).tokens) == [2, 1]
+    assert not drafter.propose(2).tokens
+    drafter.start([1])
+    assert not drafter.propose(2).tokens
     by_hash = create("ngram-cache", {"static_sha256": sha256}, DrafterContext(files={sha256: Path(path)}))
-    by_hash.start([9, 1])
+    by_hash.start([2, 1])
     assert list(by_hash.propose(2).tokens) == [2, 1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=40), min_size=1, max_size=3), st.permutations(range(4))
+)
+def test_the_static_table_counts_what_follows_two_tokens(corpus: list[list[int]], text: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.bin"
+        bigrams.build(corpus, tokenizer_hash="t", corpus="c").save(path)
+        drafter = create("ngram-cache", {"static": str(path)})
+    drafter.start(text)
+    counts = followers(corpus, tuple(text[-2:]))
+    most = max(counts.values(), default=0)
+    decided = counts.total() >= 2 and 2 * most >= counts.total()
+    draft = drafter.propose(1)
+    assert bool(draft.tokens) == decided
+    if decided:
+        assert counts[draft.tokens[0]] == most
 
 
 def test_static_counts_weigh_equal_candidates(tmp_path: Path) -> None:
     path, _ = table(tmp_path)
-    text = [1, 3, 4, 1, 2, 4, 1]
+    text = [2, 1, 3, 4, 2, 1, 2, 4, 2, 1]
     plain = create("ngram-cache", {"max_ngram": 2})
     weighed = create("ngram-cache", {"max_ngram": 2, "static": path})
     for drafter in (plain, weighed):
-        drafter.start([4, *text])
+        drafter.start(text)
     assert list(plain.propose(1).tokens) == [3]
     assert list(weighed.propose(1).tokens) == [2]
 
