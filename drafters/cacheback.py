@@ -291,5 +291,7 @@ def _load_frozen(options: CachebackOptions, context: DrafterContext) -> FrozenIn
     if options.frozen is None and options.frozen_sha256 is None:
         return None
     table = load(options.frozen, options.frozen_sha256, context, leader=options.leader, follower=options.follower)
-    limit = -(-max(options.queries, options.draft_len) // options.follower)
-    return FrozenIndex(table, min(limit, options.followers), options.leaders)
+    # Side by side no more find room in a draft than these; merged, those that begin alike take less.
+    room = -(-max(options.queries, options.draft_len) // options.follower)
+    limit = options.followers if options.merge else min(room, options.followers)
+    return FrozenIndex(table, limit, options.leaders)

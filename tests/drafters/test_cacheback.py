@@ -207,6 +207,13 @@ def frozen_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return write
 
 
+def test_merged_branches_leave_room_for_more_of_the_corpus(frozen_file: Any) -> None:
+    corpus = [token for last in range(10, 20) for token in (5, 1, last)]
+    options = {"draft": "tree", "follower": 2, "queries": 8, "reserve": 0, "frozen": frozen_file(corpus)}
+    assert fed(options, [0], [5]).propose(99).tokens == [1, 10, 1, 11, 1, 12]
+    assert fed(options | {"merge": True}, [0], [5]).propose(99).tokens == [1, 10, 11, 12, 13, 14, 15]
+
+
 def test_published_defaults() -> None:
     released = parse_options("cacheback", {"preset": "released"}).model_dump()
     assert released == {
