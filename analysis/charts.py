@@ -32,11 +32,18 @@ MOST_ACCEPTED = 16
 
 
 class Chart(NamedTuple):
-    """One chart. `name` is its file's when exported, `description` what a screen reader says."""
+    """One chart. `name` is its file's when exported, `description` what a screen reader says.
+
+    A notebook shows it as a picture; `altair.Chart.from_dict(chart.spec)` goes on from it.
+    """
 
     name: str
     description: str
     spec: dict[str, Any]
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return svg(self)
 
 
 def svg(chart: Chart) -> str:

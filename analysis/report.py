@@ -62,13 +62,18 @@ def write(
 
 def export_charts(con: duckdb.DuckDBPyConnection, folder: Path) -> list[Path]:
     """Write every chart of the report as SVG and PNG into a folder. Returns the files. Raises RunError."""
-    drawn = [chart for scene in scenes(con) for figure in figures(scene) for chart in figure.charts]
     try:
-        return charts.export(drawn, folder)
+        return charts.export(list(charts_of(con).values()), folder)
     except OSError as error:
         raise RunError(
             f"charts cannot be written to '{folder}' ({error.strerror}): name a folder that can be."
         ) from error
+
+
+def charts_of(con: duckdb.DuckDBPyConnection) -> dict[str, charts.Chart]:
+    """Every chart of an opened run by its name, such as `slope-speedup`; a notebook shows each as a picture."""
+    found = (chart for scene in scenes(con) for figure in figures(scene) for chart in figure.charts)
+    return {chart.name: chart for chart in found}
 
 
 def scenes(con: duckdb.DuckDBPyConnection) -> list[Scene]:
