@@ -131,7 +131,8 @@ class HybridDrafter(Drafter):
     file_options: ClassVar[dict[str, str]] = {"cost_file": "cost_file_sha256"}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "sam": {
-            "long": Part(drafter="sam", options={"max_predicts": 40}).model_dump(),
+            # Beside another drafter, SAM-Decoding copies all it may after any match that is long: 5 · 8 is the whole.
+            "long": Part(drafter="sam", options={"max_predicts": 40, "alpha": 8.0}).model_dump(),
             "wide": Part(drafter="recycling").model_dump(),
             "gate": "match",
             "budget": 80,

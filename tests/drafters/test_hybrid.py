@@ -145,6 +145,17 @@ def test_nested_options_are_checked_and_complete() -> None:
             parse_options("hybrid", {"acceptance": bad_acceptance})
 
 
+def test_sam_beside_another_copies_its_longest_draft_after_a_match_of_five() -> None:
+    drafter = hybrid(preset="sam")
+    text = list(range(100, 150))
+    drafter.start([*text, 7])
+    drafter.observe([7])
+    drafter.observe(text[:4])
+    assert len(drafter.propose(80).tokens) == 80  # the other's tree
+    drafter.observe(text[4:5])
+    assert list(drafter.propose(80).tokens) == text[5:44]
+
+
 def test_top_k_reaches_the_part_that_asks() -> None:
     drafter = hybrid(preset="sam")
     assert drafter.top_k == 8
