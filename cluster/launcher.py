@@ -162,7 +162,7 @@ def _await_nodes(cluster: Cluster, say: Callable[[str], None], wait_s: float) ->
             here = {node.address for node in head.alive} | {node.hostname for node in head.alive}
             missing = ", ".join(host for host in cluster.workers if host not in here)
             raise ClusterError(f"the head is up but {missing} did not come: try `ssh` from the head to it by hand.")
-        time.sleep(2)
+        time.sleep(0.5)
 
 
 @dataclass(frozen=True)

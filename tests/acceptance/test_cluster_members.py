@@ -25,7 +25,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from dfbench.cluster import cli
+from dfbench.cluster import cli, processes
 from dfbench.cluster.head import auth_token, read_head
 from dfbench.cluster.ledger import Ledger
 from dfbench.errors import ClusterError, DfbenchError, UsageError
@@ -277,18 +277,33 @@ def test_the_dead_node_is_listed_as_gone(cluster: Cluster) -> None:
     assert here("nodes", "--address", cluster.address)[0] == 1
 
 
-def test_detached_the_head_drives_and_answers_from_afar(cluster: Cluster) -> None:
+def test_from_a_machine_that_is_no_node_the_head_drives_and_answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "raylets", lambda head, labelled=False: iter(()))
+    at = ["--address", cluster.address]
     away = cluster.folder / "away.yaml"
     away.write_text(SWEEP.replace("steady", "away").replace(f"prompts: {PROMPTS}", "prompts: 3"))
-    status, said = here("submit", str(away), "--detach", "--address", cluster.address)
+    status, said = here("submit", str(away), "--detach", *at)
     assert status == 0
+    assert said.startswith("away: 6 jobs in 3 shards")  # the head's word, which would be its refusal
     assert f"dfbench status --address {cluster.address}" in said
+    traces = cluster.folder / "traces.jsonl"
+    traces.write_text(json.dumps({"workload": "w", "prompt_id": "p", "prompt_ids": [5, 6], "output_ids": [7, 8] * 9}))
+    status, said = here("replay", str(traces), "--arms", "pld", *at)  # two drivers at once
+    assert status == 0, said
+    assert "1 answers of 18 tokens from 1 file" in said and f"the run is on {cluster.address}" in said
     runs = cluster.folder / "home" / "runs"
-    until(lambda: any(_is_done(run) for run in runs.glob("away-*")))
-    at = ["--address", cluster.address]
-    assert "done, 6 of 6 jobs done" in cluster.fine("status", *at)
+    assert [_is_done(run) for run in runs.glob("replay-traces-*")] == [True]
+    (run,) = runs.glob("away-*")
+    until(lambda: _is_done(run))
     query = "select count(distinct job_id) as ids from jobs where not warmup"
-    assert cluster.fine("sql", query, "--format", "csv", *at).split() == ["ids", "6"]
+    with ThreadPoolExecutor() as both:
+        standing = both.submit(cluster.fine, "status", f"runs/{run.name}", *at)
+        counted = both.submit(cluster.fine, "sql", f"runs/{run.name}", query, "--format", "csv", *at)
+    assert "done, 6 of 6 jobs done" in standing.result()
+    assert counted.result().split() == ["ids", "6"]
+    assert not (cluster.folder / "runs").exists()
     token = auth_token()
     assert token
     for file in (cluster.folder / "home").rglob("*"):
