@@ -24,6 +24,7 @@ from dfbench.drafters.base import Draft
 from dfbench.errors import EngineError, ModelError
 from dfbench.workers import models
 from dfbench.workers.evidence import TopTwo
+from dfbench.workers.loading import load_model, output_head
 from dfbench.workers.spec import PromptSpec, TargetSpec
 from dfbench.workers.target import Evidence, Verdict
 from dfbench.workers.timing import ForwardTimer, forward_timer
@@ -44,7 +45,7 @@ def load_target(spec: TargetSpec) -> TorchTarget:
         torch.set_num_threads(int(threads))
     tokenizer = models.load_tokenizer(resolved)
     return kind(
-        models.load_model(resolved, spec),
+        load_model(resolved, spec),
         spec,
         eos_ids=models.eos_ids(resolved, tokenizer),
         context_limit=resolved.context_limit,
@@ -273,7 +274,7 @@ def use_logits_dtype(model: PreTrainedModel, dtype: str | None) -> None:
     """Compute the last projection in float32, which makes exact ties rare. Raises ModelError where that cannot be."""
     if dtype is None:
         return
-    head = models.output_head(model)
+    head = output_head(model)
     if dtype != "float32":
         raise ModelError(f"logits_dtype '{dtype}' is not offered: write float32, or leave it out.")
     if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():

@@ -8,51 +8,21 @@ model's own code step by step, but for the order of sums within a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
 from dfbench.workers import lean_row
-from dfbench.workers.models import output_head
+from dfbench.workers.lean_weights import Block, Product, Sizes, block_of, linears_of, product_of
+from dfbench.workers.loading import output_head
 from dfbench.workers.static_cache import StaticKeyValues, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-
-
-class Product(NamedTuple):
-    """One projection. `packed`: the weight laid out for oneDNN, where that is what multiplies."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    packed: torch.Tensor | None
-
-
-class Block(NamedTuple):
-    """One layer's weights. `head_scales`: [heads + kv heads, head size], Qwen3's norms of queries and keys."""
-
-    before: torch.Tensor
-    joined: Product
-    head_scales: torch.Tensor | None
-    out: Product
-    after: torch.Tensor
-    gated: Product
-    down: Product
-
-
-class Sizes(NamedTuple):
-    """What the layers have in common."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    epsilon: float
-    scaling: float
-    additive: bool  # attention as two products with a mask that is added, instead of SDPA
 
 
 class Lean:
@@ -64,7 +34,7 @@ class Lean:
         self._head = output_head(model)
         # What is compiled is given plain weights: inductor lays them out itself, and refuses those that are.
         pack = compiler is None
-        self._head_product = _product(self._head, pack=pack) if type(self._head) is torch.nn.Linear else None
+        self._head_product = product_of(self._head, pack=pack) if type(self._head) is torch.nn.Linear else None
         self._embedding = inner.embed_tokens.weight
         self._rotary = inner.rotary_emb
         self._norm = inner.norm.weight
@@ -78,7 +48,7 @@ class Lean:
             attention.scaling,
             config._attn_implementation == "eager",
         )
-        self._blocks = [_block(layer, pack) for layer in inner.layers]
+        self._blocks = [block_of(layer, pack) for layer in inner.layers]
         self._layer = compiler(layer_forward) if compiler else layer_forward
         row = not compiler and lean_row.fits(self._blocks, self._sizes, self._activation)
         self._row = lean_row.Row(self._blocks, self._sizes, self._norm) if row else None
@@ -135,7 +105,7 @@ def fits(model: PreTrainedModel) -> bool:
     plain = all(
         type(part) is torch.nn.Linear and type(part.weight) is torch.nn.Parameter
         for layer in inner.layers
-        for part in _linears(layer)
+        for part in linears_of(layer)
     )
     hooked = any(getattr(module, "_hf_hook", None) is not None for module in model.modules())
     return plain and not hooked and model.config._attn_implementation in ("sdpa", "eager")
@@ -210,70 +180,3 @@ def _times(states: torch.Tensor, product: Product) -> torch.Tensor:
             return torch.mv(product.weight, states[0])[None]
         return torch.ops.mkldnn._linear_pointwise(states, product.packed, product.bias, "none", [], "")  # type: ignore[no-any-return]
     return functional.linear(states, product.weight, product.bias)
-
-
-def _block(layer: Any, pack: bool) -> Block:
-    attention, mlp = layer.self_attn, layer.mlp
-    scales = None
-    if hasattr(attention, "q_norm"):
-        counts = [part.out_features // attention.head_dim for part in (attention.q_proj, attention.k_proj)]
-        norms = [attention.q_norm.weight, attention.k_norm.weight]
-        scales = torch.cat([n.detach().expand(c, -1) for n, c in zip(norms, counts, strict=True)])
-    return Block(
-        layer.input_layernorm.weight,
-        _product(attention.q_proj, attention.k_proj, attention.v_proj, pack=pack),
-        scales,
-        _product(attention.o_proj, pack=pack),
-        layer.post_attention_layernorm.weight,
-        _product(mlp.gate_proj, mlp.up_proj, pack=pack),
-        _product(mlp.down_proj, pack=pack),
-    )
-
-
-def _linears(layer: Any) -> tuple[Any, ...]:
-    attention, mlp = layer.self_attn, layer.mlp
-    return (
-        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
-        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
-    )
-
-
-def _product(*parts: torch.nn.Linear, pack: bool) -> Product:
-    weight = _joined([part.weight for part in parts])
-    biases = [part.bias for part in parts if part.bias is not None]
-    return Product(weight, _joined(biases) if biases else None, _packed(weight) if pack else None)
-
-
-@torch.no_grad()
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The rows of all parts as one tensor, of which the parts become views: no weight is held twice."""
-    first = parts[0].data
-    if len(parts) == 1:
-        return first
-    rows = sum(part.shape[0] for part in parts)
-    ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
-    # Neighbours in memory need not be one block: tensors of their own lie side by side now and then.
-    one = {part.untyped_storage().data_ptr() for part in parts}
-    if len(one) == 1 and all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False)):
-        return first.as_strided((rows, *first.shape[1:]), first.stride())  # Joined by an earlier target.
-    whole = torch.cat([part.data for part in parts])
-    at = 0
-    for part in parts:
-        part.data = whole[at : at + part.shape[0]]
-        at += part.shape[0]
-    return whole
-
-
-@torch.no_grad()
-def _packed(weight: torch.Tensor) -> torch.Tensor | None:
-    """The weight in oneDNN's own layout, for 16-bit products on CPUs that have them; else None."""
-    backend = torch.backends.mkldnn
-    if (
-        weight.device.type != "cpu"
-        or weight.dtype != torch.bfloat16
-        or not (backend.is_available() and backend.enabled)  # type: ignore[no-untyped-call]
-    ):
-        return None
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
-    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from dfbench.workers.lean import Block, Sizes
+    from dfbench.workers.lean_weights import Block, Sizes
     from dfbench.workers.static_cache import StaticKeyValues
 
 Bits = npt.NDArray[np.uint16]

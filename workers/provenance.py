@@ -20,7 +20,7 @@ import psutil
 
 from dfbench import __version__
 from dfbench.workers import telemetry
-from dfbench.workers.models import output_head
+from dfbench.workers.loading import output_head
 from dfbench.workers.records import WorkerFacts
 from dfbench.workers.target import Target
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from dfbench.drafters.base import Draft, Drafter, DrafterContext, Options
 from dfbench.drafters.registry import create
 from dfbench.errors import DraftError, EngineError, ModelError, UsageError
-from dfbench.workers import calibrate, compiled, lean, models, provenance
+from dfbench.workers import calibrate, compiled, lean, lean_weights, models, provenance
 from dfbench.workers.compiled import CompiledTarget
 from dfbench.workers.engine import TorchTarget
 from dfbench.workers.evidence import TopTwo
@@ -296,7 +296,7 @@ def test_weights_that_happen_to_lie_side_by_side_are_joined_too() -> None:
     words = block.numpy()
     parts = [torch.nn.Parameter(torch.from_numpy(words[at : at + 12]).view(3, 4)) for at in (0, 12)]
     assert parts[1].data_ptr() == parts[0].data_ptr() + 48
-    joined = lean._joined(parts)
+    joined = lean_weights.joined(parts)
     assert torch.equal(joined.flatten(), block)
     assert all(part.untyped_storage().data_ptr() == joined.untyped_storage().data_ptr() for part in parts)
 

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dfbench.errors import ModelError, WorkloadError
-from dfbench.workers import model_cache, models
+from dfbench.workers import loading, model_cache, models
 from dfbench.workers.engine import load_target
 from dfbench.workers.spec import EMBEDDED_MODEL, PromptSpec, TargetSpec
 
@@ -167,14 +167,14 @@ def test_a_revision_of_what_lies_here_is_refused(folder: Path) -> None:
 def test_broken_weights_devices_and_tokenizers_are_named(folder: Path) -> None:
     found = models.resolve(spec(folder))
     with pytest.raises(ModelError, match="device 'gpu'"):
-        models.load_model(found, spec(folder, device="gpu"))
+        loading.load_model(found, spec(folder, device="gpu"))
     with pytest.raises(ModelError, match="not on this machine"):
-        models.load_model(found, spec(folder, device="cuda:99"))
+        loading.load_model(found, spec(folder, device="cuda:99"))
     with pytest.raises(ModelError, match="'quantization' cannot be used"):
-        models.load_model(found, spec(folder, options={"quantization": {"quant_method": "nonsense"}}))
+        loading.load_model(found, spec(folder, options={"quantization": {"quant_method": "nonsense"}}))
     (folder / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ModelError, match="cannot be loaded"):
-        models.load_model(found, spec(folder))
+        loading.load_model(found, spec(folder))
     for file in folder.glob("token*"):
         file.unlink()
     with pytest.raises(ModelError, match="tokenizer of"):
@@ -245,6 +245,6 @@ def test_a_packed_model_is_known_by_its_modules(folder: Path) -> None:
         """As transformers calls those that compute with blocks."""
 
     packed = dataclasses.replace(models.resolve(spec(folder)), gguf="m.gguf")
-    models._check_packed(packed, torch.nn.Sequential(GgufLinear(2, 2)))
+    loading._check_packed(packed, torch.nn.Sequential(GgufLinear(2, 2)))
     with pytest.raises(ModelError, match="write 'dense'"):
-        models._check_packed(packed, torch.nn.Sequential(torch.nn.Linear(2, 2)))
+        loading._check_packed(packed, torch.nn.Sequential(torch.nn.Linear(2, 2)))

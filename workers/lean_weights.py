@@ -1,0 +1,109 @@
+"""The weights of the short forward: projections that belong together as one, in the place of the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Product(NamedTuple):
+    """One projection. `packed`: the weight laid out for oneDNN, where that is what multiplies."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    packed: torch.Tensor | None
+
+
+class Block(NamedTuple):
+    """One layer's weights. `head_scales`: [heads + kv heads, head size], Qwen3's norms of queries and keys."""
+
+    before: torch.Tensor
+    joined: Product
+    head_scales: torch.Tensor | None
+    out: Product
+    after: torch.Tensor
+    gated: Product
+    down: Product
+
+
+class Sizes(NamedTuple):
+    """What the layers have in common."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    epsilon: float
+    scaling: float
+    additive: bool  # attention as two products with a mask that is added, instead of SDPA
+
+
+def block_of(layer: Any, pack: bool) -> Block:
+    """The weights of one of the model's layers; `pack`: also as oneDNN wants them, where it multiplies."""
+    attention, mlp = layer.self_attn, layer.mlp
+    scales = None
+    if hasattr(attention, "q_norm"):
+        counts = [part.out_features // attention.head_dim for part in (attention.q_proj, attention.k_proj)]
+        norms = [attention.q_norm.weight, attention.k_norm.weight]
+        scales = torch.cat([n.detach().expand(c, -1) for n, c in zip(norms, counts, strict=True)])
+    return Block(
+        layer.input_layernorm.weight,
+        product_of(attention.q_proj, attention.k_proj, attention.v_proj, pack=pack),
+        scales,
+        product_of(attention.o_proj, pack=pack),
+        layer.post_attention_layernorm.weight,
+        product_of(mlp.gate_proj, mlp.up_proj, pack=pack),
+        product_of(mlp.down_proj, pack=pack),
+    )
+
+
+def linears_of(layer: Any) -> tuple[Any, ...]:
+    """The layer's projections, as the model has them."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    )
+
+
+def product_of(*parts: torch.nn.Linear, pack: bool) -> Product:
+    """Projections of the same input as one."""
+    weight = joined([part.weight for part in parts])
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Product(weight, joined(biases) if biases else None, packed(weight) if pack else None)
+
+
+@torch.no_grad()
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The rows of all parts as one tensor, of which the parts become views: no weight is held twice."""
+    first = parts[0].data
+    if len(parts) == 1:
+        return first
+    rows = sum(part.shape[0] for part in parts)
+    ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
+    # Neighbours in memory need not be one block: tensors of their own lie side by side now and then.
+    one = {part.untyped_storage().data_ptr() for part in parts}
+    if len(one) == 1 and all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False)):
+        return first.as_strided((rows, *first.shape[1:]), first.stride())  # Joined by an earlier target.
+    whole = torch.cat([part.data for part in parts])
+    at = 0
+    for part in parts:
+        part.data = whole[at : at + part.shape[0]]
+        at += part.shape[0]
+    return whole
+
+
+@torch.no_grad()
+def packed(weight: torch.Tensor) -> torch.Tensor | None:
+    """The weight in oneDNN's own layout, for 16-bit products on CPUs that have them; else None."""
+    backend = torch.backends.mkldnn
+    if (
+        weight.device.type != "cpu"
+        or weight.dtype != torch.bfloat16
+        or not (backend.is_available() and backend.enabled)  # type: ignore[no-untyped-call]
+    ):
+        return None
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)  # type: ignore[no-any-return]
