@@ -55,7 +55,7 @@ def engine(target: TorchTarget, settings: Settings) -> dict[str, Any]:
     import torch
 
     from dfbench.drafters.registry import create
-    from dfbench.workers import calibrate, provenance
+    from dfbench.workers import provenance
 
     cuda = target.device.type == "cuda"
     if cuda:
@@ -66,43 +66,49 @@ def engine(target: TorchTarget, settings: Settings) -> dict[str, Any]:
     timed = [against_wall(target, lambda: run(target, ar, prompt, settings.tokens)) for _ in range(settings.rounds)]
     trace, clocks = min(timed, key=lambda pair: pair[0].decode_ns)
     facts = provenance.worker_facts(target)
-    measured = calibrate.calibrate(
-        target,
-        provenance.record_facts(facts, "gpu-check"),
-        calibrate.Settings(
-            queries=settings.widths,
-            contexts=(settings.context,),
-            samples=settings.samples,
-            read_samples=9,
-            read_bytes=settings.read_bytes,
-        ),
-    )
-    bandwidth = calibrate.bandwidth(measured)
-    assert bandwidth is not None
+    bandwidth, costs = calibration(target, facts, settings)
     step_ns = trace.decode_ns / len(trace.steps)
     wide = guesser(trace.output, target.vocab_size, True)
     return {
         "ms_a_token": step_ns / 1e6,
-        "read_gb_s": bandwidth.median / 1e9,
-        "read_share": share(bytes_read(facts, settings), bandwidth.median, step_ns),
+        "read_gb_s": bandwidth / 1e9,
+        "read_share": share(bytes_read(facts, settings), bandwidth, step_ns),
         "overhead": overhead(trace),
         "waits": {
             "AR": waits(target, lambda tokens: run(target, ar, prompt, tokens), settings.tokens),
             "trees": waits(target, lambda tokens: run(target, wide, prompt, tokens), settings.tokens),
         },
         "clocks": clocks,
-        "verify_cost": {
-            str(point.queries): {
-                "ms": point.median_ns / 1e6,
-                "ratio": point.ratio,
-                "lo": point.ratio_lo,
-                "hi": point.ratio_hi,
-            }
-            for point in calibrate.curve(measured)
-        },
+        "verify_cost": costs,
         "peak_bytes": torch.cuda.max_memory_allocated(target.device) if cuda else None,
         "built": target.engine_facts(),
     }
+
+
+def calibration(target: TorchTarget, facts: dict[str, Any], settings: Settings) -> tuple[float, dict[str, Any]]:
+    """The read bandwidth, in bytes a second, and what a pass costs by its width."""
+    from dfbench.workers import calibrate, provenance
+
+    wanted = calibrate.Settings(
+        queries=settings.widths,
+        contexts=(settings.context,),
+        samples=settings.samples,
+        read_samples=9,
+        read_bytes=settings.read_bytes,
+    )
+    measured = calibrate.calibrate(target, provenance.record_facts(facts, "gpu-check"), wanted)
+    bandwidth = calibrate.bandwidth(measured)
+    assert bandwidth is not None
+    costs = {
+        str(point.queries): {
+            "ms": point.median_ns / 1e6,
+            "ratio": point.ratio,
+            "lo": point.ratio_lo,
+            "hi": point.ratio_hi,
+        }
+        for point in calibrate.curve(measured)
+    }
+    return bandwidth.median, costs
 
 
 def bytes_read(facts: Mapping[str, Any], settings: Settings) -> float:

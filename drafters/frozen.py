@@ -118,15 +118,8 @@ def build(
     for name, value in (sizes | {"max_windows": max_windows}).items():
         if value < 1:
             raise OptionError(f"a frozen table cannot be built with {name} {value}: write 1 or more.")
-    digest = hashlib.sha256()
     counter = _Counter(leader + follower, max_windows)
-    number = tokens = 0
-    for text in texts:
-        raw = text.encode()
-        digest.update(len(raw).to_bytes(8, "little") + raw)
-        ids = np.asarray(encode(text), dtype=np.int32)
-        counter.add(ids)
-        number, tokens = number + 1, tokens + len(ids)
+    digest, number, tokens = counter.read(texts, encode)
     windows, counts = counter.total()
     if not len(windows):
         raise OptionError(
@@ -135,9 +128,7 @@ def build(
         )
     kept, starts, rows = _commonest(windows, counts, leader, leaders, followers)
     payload = hashlib.sha256(kept.tobytes() + starts.tobytes() + rows.tobytes()).hexdigest()
-    header = Header(
-        tokenizer_hash, corpus, digest.hexdigest(), number, tokens, leader, follower, len(kept), len(rows), payload
-    )
+    header = Header(tokenizer_hash, corpus, digest, number, tokens, leader, follower, len(kept), len(rows), payload)
     return FrozenTable(header, kept, starts, rows)
 
 
@@ -150,6 +141,18 @@ class _Counter:
         self._counts: Counts = np.empty(0, np.int64)
         self._buffer: list[Ids] = []
         self._buffered = 0
+
+    def read(self, texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> tuple[str, int, int]:
+        """Count texts; returns the SHA-256 of them all, their number and that of their tokens."""
+        digest = hashlib.sha256()
+        number = tokens = 0
+        for text in texts:
+            raw = text.encode()
+            digest.update(len(raw).to_bytes(8, "little") + raw)
+            ids = np.asarray(encode(text), dtype=np.int32)
+            self.add(ids)
+            number, tokens = number + 1, tokens + len(ids)
+        return digest.hexdigest(), number, tokens
 
     def add(self, ids: Ids) -> None:
         if len(ids) < self._width:
