@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from dfbench.drafters.base import Draft, Drafter, DrafterContext, Options
 from dfbench.drafters.registry import create
 from dfbench.errors import DraftError, EngineError, ModelError, UsageError
-from dfbench.workers import calibrate, compiled, lean, lean_weights, models, provenance
+from dfbench.workers import calibrate, compiled, lean, models, provenance
 from dfbench.workers.compiled import CompiledTarget
 from dfbench.workers.engine import TorchTarget
 from dfbench.workers.evidence import TopTwo
-from dfbench.workers.graphs import Frame, Runner
+from dfbench.workers.graphs import Runner
 from dfbench.workers.loop import Trace, decode
 from dfbench.workers.score import score
 from dfbench.workers.spec import TargetSpec
@@ -275,32 +275,6 @@ def test_the_short_forward_serves_each_family_with_biases(family: str) -> None:
     assert fast.engine_facts()["forward"] == "lean"
 
 
-def test_joined_weights_leave_the_model_as_it_was_and_take_no_more_memory(tiny_model: TinyModel) -> None:
-    model = tiny_model("qwen3")
-    text = torch.tensor([PROMPT])
-    with torch.inference_mode():
-        before, size = model(input_ids=text).logits, provenance.weights(model)
-    one = CompiledTarget(model, spec())
-    joined = one._forward._blocks[0].joined.weight  # type: ignore[attr-defined]
-    two = CompiledTarget(model, spec())
-    assert two._forward._blocks[0].joined.weight.data_ptr() == joined.data_ptr()  # type: ignore[attr-defined]
-    assert model.model.layers[0].self_attn.q_proj.weight.data_ptr() == joined.data_ptr()
-    with torch.inference_mode():
-        assert (model(input_ids=text).logits == before).all()
-    assert provenance.weights(model) == size
-
-
-def test_weights_that_happen_to_lie_side_by_side_are_joined_too() -> None:
-    block = torch.arange(24.0)
-    # Two storages over neighbouring memory, as an allocator may lay them.
-    words = block.numpy()
-    parts = [torch.nn.Parameter(torch.from_numpy(words[at : at + 12]).view(3, 4)) for at in (0, 12)]
-    assert parts[1].data_ptr() == parts[0].data_ptr() + 48
-    joined = lean_weights.joined(parts)
-    assert torch.equal(joined.flatten(), block)
-    assert all(part.untyped_storage().data_ptr() == joined.untyped_storage().data_ptr() for part in parts)
-
-
 def test_other_models_run_their_own_forward(tiny_model: TinyModel) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -369,19 +343,6 @@ def test_the_guard_and_calibration_work_on_it(tiny_model: TinyModel) -> None:
     past = it._past
     it.probe(Draft((1, 2)))
     assert it._past == past
-
-
-def test_a_frame_says_what_each_row_sees() -> None:
-    frame = Frame(4, torch.device("cpu"))
-    frame.fill(10, [5, 6])
-    assert frame.seen.tolist() == np.tri(4).tolist()
-    assert (int(frame.past), frame.ids[0, :2].tolist()) == (10, [5, 6])
-    assert frame.positions.tolist() == [[10, 11, 12, 13]]
-    frame.fill(11, [5, 6, 7], [0, 1, 1], np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]]))
-    assert frame.positions[0, :3].tolist() == [11, 12, 12]
-    assert frame.seen.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
-    frame.fill(12, [5])
-    assert frame.seen.tolist() == np.tri(4).tolist()
 
 
 def test_evidence_looked_at_ahead_is_the_same(pair: Any) -> None:
