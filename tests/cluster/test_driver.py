@@ -15,7 +15,7 @@ import ray
 from raykit import Cluster
 from runkit import ARMS, CARRIED, make_run, planned, whole
 
-from dfbench.cluster import deadlines, driver, notice, pool, upkeep
+from dfbench.cluster import deadlines, driver, notice, pool, start, upkeep
 from dfbench.cluster.driver import Options, Progress
 from dfbench.cluster.events import shard_log
 from dfbench.cluster.failures import classify
@@ -23,6 +23,7 @@ from dfbench.cluster.head import read_head
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.notice import Work
 from dfbench.cluster.pool import Device, Member, Node
+from dfbench.cluster.stack import DEVICE_LABEL
 from dfbench.errors import ClusterError, RunError, UsageError
 from dfbench.workers.spec import ArmSpec, TargetSpec
 
@@ -45,11 +46,22 @@ def rows(run: Path, table: str) -> list[dict[str, Any]]:
         return pa.concat_tables([pq.read_table(run / f.name) for f in ledger.files(table)]).to_pylist()
 
 
-def test_a_run_on_a_ray_of_its_own(tmp_path: Path) -> None:
+def test_a_run_on_a_ray_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, 6).close()
+    said: list[str] = []
+
+    def live_nodes() -> list[Node]:
+        nodes = whole_look()
+        said.extend(node.labels.get(DEVICE_LABEL, "") for node in nodes)
+        return nodes
+
+    whole_look = pool.live_nodes
+    monkeypatch.setattr(pool, "live_nodes", live_nodes)
     seen: list[Progress] = []
     files: list[Path] = []
-    result = driver.run(tmp_path, Options(workers_per_node=1), on_progress=seen.append, on_files=files.append)
+    options = Options(workers_per_node=1, device=start.device_name())
+    result = driver.run(tmp_path, options, on_progress=seen.append, on_files=files.append)
+    assert set(said) == set(start.device_label().values())  # known before a worker is there
     assert (result.state, result.counts.done, result.counts.failed) == ("done", 12, 0)
     assert upkeep.verify(tmp_path) == []
     assert seen[-1].counts.done == 12
@@ -253,12 +265,17 @@ def test_a_second_driver_is_refused(tmp_path: Path, address: str) -> None:
         drive(tmp_path, address)
 
 
-def test_a_device_that_no_node_has_is_refused_at_once_with_those_there_are(tmp_path: Path, address: str) -> None:
+def test_a_device_that_no_node_has_is_refused_at_once_with_those_there_are(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path, 1).close()
     with pytest.raises(UsageError, match=r"no node has a device 'nosuch', only .+: write --device with one of these"):
         drive(tmp_path, address, device="nosuch")  # known once a worker is there: these nodes have no labels
-    with pytest.raises(UsageError, match="no node has a device 'nosuch', only cpu"):
-        driver.run(tmp_path, Options(device="nosuch"))  # known before one is
+    bare, hired = pool.live_nodes, logged(tmp_path, "worker hired")
+    monkeypatch.setattr(pool, "live_nodes", lambda: [node._replace(labels={DEVICE_LABEL: "cpu_x"}) for node in bare()])
+    with pytest.raises(UsageError, match="no node has a device 'nosuch', only cpu_x:"):
+        drive(tmp_path, address, device="nosuch")  # known before one is
+    assert logged(tmp_path, "worker hired") == hired
     with pytest.raises(ClusterError, match=r"no device could be had for \d+ s: `dfbench nodes` says what is wrong"):
         drive(tmp_path, address, device="nosuch", patience_s=2.0)
     with Ledger.open(tmp_path) as ledger:
