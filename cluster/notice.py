@@ -43,10 +43,8 @@ class Notice:
         self._node_of: dict[str, str] = {}
 
     def count(self, worker_id: str, jobs: int) -> None:
-        """This worker has done so many jobs more."""
-        node_id = self._node_of.get(worker_id)
-        if node_id is not None:
-            self._done[node_id] = self._done.get(node_id, 0) + jobs
+        """This worker has done so many jobs more, perhaps before it was first posted."""
+        self._done[worker_id] = self._done.get(worker_id, 0) + jobs
 
     def post(self, members: Sequence[Member], poisoned: Mapping[str, str]) -> None:
         """Say what every node works on now, and which are set aside."""
@@ -60,9 +58,13 @@ class Notice:
             here = work.setdefault(node_id, Work())
             if member.row is not None:
                 here.shards.append(member.row.shard_id)
+        done: dict[str, int] = {}
+        for worker_id, jobs in self._done.items():
+            if (node := self._node_of.get(worker_id)) is not None:
+                done[node] = done.get(node, 0) + jobs
         for node_id, since in self._since.items():
-            if node_id in work and self._done.get(node_id) and now > since:
-                work[node_id].rate = self._done[node_id] / (now - since)
+            if node_id in work and done.get(node_id) and now > since:
+                work[node_id].rate = done[node_id] / (now - since)
         text = json.dumps(as_notice(work))
         with contextlib.suppress(*self._unable):
             self._store._internal_kv_put(self._key, text.encode(), namespace=NAMESPACE)

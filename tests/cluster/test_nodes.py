@@ -6,16 +6,18 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fakehead import OVER, FakeHead
 from typer.testing import CliRunner
 
-from dfbench.cluster import cli, stack
+from dfbench.cluster import cli, notice, stack
 from dfbench.cluster.head import NAMESPACE, NOTICES, read_head
 from dfbench.cluster.nodes import NodeReport, report
 from dfbench.cluster.notice import Work, as_notice
+from dfbench.cluster.pool import Device, Member, Node
 
 GB = 10**9
 
@@ -217,3 +219,20 @@ def test_labels_and_announcements(fake_head: FakeHead) -> None:
     fake_head.nodes[0].labels.clear()
     assert CliRunner().invoke(cli.app, ["nodes", "--announce", "--address", fake_head.address]).exit_code == 0
     assert read_head(fake_head.address).announced == stack.stack()
+
+
+def test_jobs_done_before_a_worker_was_first_shown_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = []
+    errors = SimpleNamespace(RayError=OSError)
+    context = SimpleNamespace(get_job_id=lambda: "01")
+    ray = SimpleNamespace(exceptions=errors, get_runtime_context=lambda: context)
+    store = SimpleNamespace(_internal_kv_put=lambda key, text, namespace: said.append(json.loads(text)))
+    monkeypatch.setattr(notice, "import_module", lambda name: ray if name == "ray" else store)
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr(notice.time, "monotonic", lambda: next(clock))
+    member = Member(Device(Node("n", "n", 1, 0, {}), 0, 1, 0), "w", None, ready=object(), since=0.0)  # type: ignore[arg-type]
+    ours = notice.Notice()
+    ours.count("w", 6)
+    for _ in range(2):
+        ours.post([member], {})
+    assert [work["n"]["rate"] for work in said] == [None, 3.0]
