@@ -18,6 +18,7 @@ import duckdb
 import numpy as np
 
 from dfbench.analysis.rundir import run_settings
+from dfbench.analysis.store import planned_pairs
 
 CONTROL_LEVEL = 0.01
 """A spec arm that diverges more often than its control does with less than this chance is a finding."""
@@ -42,6 +43,7 @@ class Verdict:
 
     checks: tuple[str, ...]
     cells: list[dict[str, Any]]
+    planned: int
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -58,7 +60,7 @@ class Verdict:
         compared, identical = self.total("tokens_compared"), self.total("tokens_identical")
         classes = ", ".join(f"{self.total(name)} {name}" for name in ("ties", "ulps", "unresolved", "violations"))
         text = (
-            f"{self.total('pairs_compared')} of {self.total('pairs_planned')} planned pairs compared: {identical:,} of"
+            f"{self.total('pairs_compared')} of {self.planned} planned pairs compared: {identical:,} of"
             f" {compared:,} tokens identical to AR; {self.total('divergences')} first divergences ({classes})"
         )
         if controls := self.total("controls"):
@@ -77,7 +79,7 @@ def judge(con: duckdb.DuckDBPyConnection, *, skip: Collection[str] = (), join_on
     """
     left_out = set(skip) | (NEEDS_MODEL if join_only else set())
     names = tuple(name for name in CHECKS if name not in left_out)
-    verdict = Verdict(names, _rows(con, "select * from guard_summary"))
+    verdict = Verdict(names, _rows(con, "select * from guard_summary"), planned_pairs(con) or 0)
     for name in names:
         verdict.findings += [Finding(name, message) for message in CHECKS[name](con)]
     if join_only and "unresolved" not in skip:
@@ -369,7 +371,7 @@ def _notes(con: duckdb.DuckDBPyConnection) -> list[str]:
         select count(distinct witness.job_id) from witness join raw_jobs as jobs using (job_id, attempt)
         where kind = 'again' and token_id is distinct from jobs.output_ids[position + 1]
         """
-    ).fetchone() or (0,)
+    ).fetchall()[0]
     if again:
         notes.append(f"{again} AR outputs came out otherwise when AR was run again: noise between runs or devices.")
     for arm, count in con.execute(
@@ -377,7 +379,7 @@ def _notes(con: duckdb.DuckDBPyConnection) -> list[str]:
         "where class = 'unresolved' and steps = 0 group by arm order by arm"
     ).fetchall():
         notes.append(f"{count} divergences of '{arm}', which records no logits, cannot be judged.")
-    (unwitnessed,) = con.execute("select count(*) from guard_witness where cleared is false").fetchone() or (0,)
+    (unwitnessed,) = con.execute("select count(*) from guard_witness where cleared is false").fetchall()[0]
     if unwitnessed:
         notes.append(f"{unwitnessed} divergences were not reproduced by their witness.")
     return notes

@@ -7,7 +7,9 @@ import pytest
 from handmade import Make, ids, one
 from runmaker import Facts, RunMaker
 
-from dfbench.analysis import open_run
+from dfbench.analysis import checks, open_run
+from dfbench.analysis.guard import judge
+from dfbench.analysis.store import planned_pairs
 from dfbench.workers.target import Evidence
 
 
@@ -97,3 +99,16 @@ def test_losslessness_accounts_for_every_planned_pair(make: Make) -> None:
     row = one(open_run(run.write()), "from losslessness")
     assert (row["pairs_planned"], row["pairs_compared"], row["pairs_identical"]) == (2, 1, 1)
     assert (row["tokens_compared"], row["tokens_identical"], row["tokens_differing"]) == (5, 5, 0)
+
+
+def test_planned_pairs_are_counted_once_whichever_devices_ran_them(make: Make) -> None:
+    run = make()
+    for prompt, device in (("p1", "one"), ("p2", "two")):
+        for arm in ("ar", "pld"):
+            run.job("code", prompt, arm, ids(0, 5), facts={"device": device})
+        run.plan("code", prompt, "cacheback", state="failed")
+    con = open_run(run.write())
+    assert planned_pairs(con) == 4, "an arm without a record is planned all the same"
+    assert judge(con, join_only=True).line().startswith("2 of 4 planned pairs compared")
+    (told,) = [check.text for check in checks.checks(con) if check.name == "losslessness"]
+    assert told.startswith("2 of 4 planned pairs compared, 2 with identical outputs")
