@@ -16,9 +16,10 @@ from typing import Any
 
 import yaml
 
-from dfbench.cluster.events import LOG_FOLDER
 from dfbench.cluster.ledger_schema import LEDGER_FILE
-from dfbench.cluster.run_place import LOCK_FILE, exists
+from dfbench.cluster.run_place import exists
+from dfbench.cluster.runspec import PROMPTS_FILE
+from dfbench.cluster.sources_files import find_files, readable
 from dfbench.cluster.sweep import Arm, Sweep
 from dfbench.drafters import registry
 from dfbench.errors import ClusterError, SweepError
@@ -30,6 +31,8 @@ PLACE = "uploads"
 """Where the head keeps bundles, in its home folder, each in a folder that is called by its digest."""
 LIMIT = 400 * 10**6
 """Bytes that may travel; Ray refuses more than 512 MiB."""
+_TABLES = frozenset({"jobs", "calibration"})
+_TRIES = 3
 
 
 def pack(sweep: Sweep, folder: Path) -> str:
@@ -54,7 +57,7 @@ def pack_replay(arms: Sequence[Arm], sources: dict[str, Path], folder: Path) -> 
     Returns the digest that names the bundle, and what to call each of them in a command on the head, `arms` among them.
     Raises as `pack` does.
     """
-    _check_size(*sources.values())
+    _check_size(*(source for source in sources.values() if not exists(source)))
     listed = [arm.model_dump(mode="json") for arm in arms]
     for arm in listed:
         arm.update(arm.pop("options"))
@@ -62,7 +65,7 @@ def pack_replay(arms: Sequence[Arm], sources: dict[str, Path], folder: Path) -> 
     for role, source in sources.items():
         (folder / role).mkdir()
         _copy(source, folder / role / _harmless(source.absolute().name))
-    copied = [(file.relative_to(folder).as_posix(), _digest(file)) for file in _files(folder)]
+    copied = [(file.relative_to(folder).as_posix(), _digest(file)) for file in find_files(folder)]
     name = hashlib.sha256(repr((listed, sorted(copied))).encode()).hexdigest()[:16]
     place = f"{PLACE}/{name}"
     for arm in listed:
@@ -76,23 +79,61 @@ def pack_replay(arms: Sequence[Arm], sources: dict[str, Path], folder: Path) -> 
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A file, or a folder with what is in it; of a run, the ledger as it stands at one moment, and no logs."""
+    """A file; of a folder what a replay reads of it; of a run what is committed, as its ledger stands at one moment."""
     try:
         if source.is_file():
             shutil.copyfile(source, target)
-            return
-        run = exists(source)
-        target.mkdir()
-        if run:
-            with (
-                closing(sqlite3.connect(source / LEDGER_FILE)) as ledger,
-                closing(sqlite3.connect(target / LEDGER_FILE)) as copy,
-            ):
-                ledger.backup(copy)
-        left = [LOG_FOLDER, LOCK_FILE, f"{LEDGER_FILE}*"] if run else []
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns(*left), dirs_exist_ok=True)
+        elif not source.is_dir():
+            raise SweepError(f"{source} is a pipe or a device, which cannot be sent: name a file or a folder.")
+        elif exists(source):
+            _copy_run(source, target)
+        else:
+            _copy_files(source, target)
     except (OSError, sqlite3.Error) as error:
-        raise SweepError(f"{source} cannot be sent to the head: {error}.") from error
+        raise _not_sent(source, error) from error
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """A folder's logs. What a replay leaves out here (hidden files, folders behind links) is left out there."""
+    files = find_files(source)
+    if not files:
+        raise SweepError(f"{source} holds no recorded answers: it is empty.")
+    for file in files:
+        copy = target / readable(file.relative_to(source))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(file, copy)
+        except OSError as error:
+            raise _not_sent(file, error) from error
+
+
+def _copy_run(source: Path, target: Path) -> None:
+    """What others read of a run: its ledger, its prompts and the files of `_TABLES`.
+
+    A driver may merge files meanwhile: then the ledger is asked again.
+    """
+    for attempt in range(_TRIES):
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        with (
+            closing(sqlite3.connect(source / LEDGER_FILE)) as ledger,
+            closing(sqlite3.connect(target / LEDGER_FILE)) as copy,
+        ):
+            ledger.backup(copy)
+            files = copy.execute("select name, tbl from files where live").fetchall()
+        try:
+            for name in (PROMPTS_FILE, *(name for name, table in files if table in _TABLES)):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, target / name)
+            return
+        except FileNotFoundError as error:
+            if attempt == _TRIES - 1:
+                raise _not_sent(Path(str(error.filename)), error) from error
+
+
+def _not_sent(file: Path, error: Exception) -> SweepError:
+    reason = getattr(error, "strerror", None) or error
+    return SweepError(f"{readable(file)} cannot be sent to the head: {reason}.")
 
 
 def _take_files(arm: dict[str, Any], folder: Path) -> None:
@@ -112,7 +153,7 @@ def _take(item: dict[str, Any], key: str, folder: Path) -> None:
         (folder / FILES).mkdir(exist_ok=True)
         shutil.copyfile(source, folder / FILES / name)
     except OSError as error:
-        raise SweepError(f"{source} cannot be sent to the head: {error.strerror}.") from error
+        raise _not_sent(source, error) from error
     item[key] = f"{FILES}/{name}"
 
 
@@ -126,12 +167,8 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _files(place: Path) -> list[Path]:
-    return [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
-
-
 def _check_size(*places: Path) -> None:
-    size = sum(file.stat().st_size for place in places for file in _files(place))
+    size = sum(file.stat().st_size for place in places for file in find_files(place))
     if size > LIMIT:
         raise ClusterError(
             f"the files to be sent are {size / 1e6:.0f} MB and {LIMIT / 1e6:.0f} MB can be sent: copy them to the head "

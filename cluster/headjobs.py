@@ -11,7 +11,10 @@ import os
 import secrets
 import shlex
 import shutil
+import tarfile
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +32,7 @@ _ANSWERS_WITHIN_S = 60.0
 _TIMEOUTS_S = (10.0, 120.0)
 """For a connection and for an answer: Ray's client sets none, and a cut cable would hold it for many minutes."""
 _NO_DFBENCH = 127
+_TAR = "upload.tar"
 
 
 class Upload(NamedTuple):
@@ -42,15 +46,35 @@ def start(head: Head, arguments: Sequence[str], upload: Upload | None = None) ->
     """Start a dfbench command in the head's home folder; the job's name. Raises ClusterError where it takes none."""
     job = f"dfbench-{arguments[0]}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
     try:
-        return str(
-            client(head).submit_job(
-                entrypoint=_script(arguments, upload.name if upload else ""),
-                submission_id=job,
-                runtime_env={"working_dir": str(upload.folder)} if upload else None,
-            )
-        )
+        with tempfile.TemporaryDirectory(prefix="dfbench-") as place:
+            runtime = {"working_dir": str(archive(upload.folder, Path(place)))} if upload else None
+            script = _script(arguments, upload.name if upload else "")
+            return str(client(head).submit_job(entrypoint=script, submission_id=job, runtime_env=runtime))
     except (OSError, RuntimeError) as error:
         raise ClusterError(f"the head at {head.address} took no job: {_first_line(error)}") from error
+
+
+def archive(folder: Path, place: Path) -> Path:
+    """A folder as a zip file in `place` that holds one tar file, the same for the same content.
+
+    Given a folder, Ray leaves out what its .gitignore files name and folders called venv or __pycache__; given a zip
+    file, names with a backslash or a drive's colon.
+    """
+    packed, made, outer = place / _TAR, place / "upload.zip", zipfile.ZipInfo(_TAR)
+    outer.compress_type = zipfile.ZIP_DEFLATED
+    with tarfile.open(packed, "w", format=tarfile.PAX_FORMAT) as out:
+        for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+            entry = tarfile.TarInfo(file.relative_to(folder).as_posix())
+            entry.size, entry.mode = file.stat().st_size, 0o600
+            with file.open("rb") as content:
+                out.addfile(entry, content)
+    with (
+        zipfile.ZipFile(made, "w", compresslevel=1) as around,
+        packed.open("rb") as content,
+        around.open(outer, "w") as inside,
+    ):
+        shutil.copyfileobj(content, inside)
+    return made
 
 
 def follow(head: Head, job: str, say: Say) -> int:
@@ -92,7 +116,8 @@ class _Output:
     def __init__(self, head: Head, job: str) -> None:
         self._head, self._job, self._client = head, job, client(head)
         self._info: Any = None
-        self._text, self._said = "", 0
+        self._log = self._text = ""
+        self._said = 0
         self._began = self._answered = time.monotonic()
         self._pause = _POLL_S[0]
 
@@ -104,7 +129,8 @@ class _Output:
         """Ask the head. Raises ClusterError when it has not answered for a while or does not start the job."""
         try:
             self._info = self._client.get_job_info(self._job)
-            self._text = _said(self._client.get_job_logs(self._job), self._info)
+            self._log = self._client.get_job_logs(self._job)
+            self._text = _said(self._log, self._info)
         except (OSError, RuntimeError) as error:
             self._unanswered(error)
             return
@@ -145,6 +171,9 @@ class _Output:
                 f"the head at {self._head.address} finds no `dfbench`: install it there, and start the head with "
                 "`dfbench up`, or with a PATH that leads to it."
             )
+        if info.status.value == "FAILED" and info.driver_exit_code and "".join(_BEGINS) not in self._log:
+            last = self._log.strip().rpartition("\n")[2] or "no reason given"
+            raise ClusterError(f"the head at {self._head.address} could not keep what was sent: {last}")
         if info.driver_exit_code is not None:
             return int(info.driver_exit_code)
         if info.status.value == "SUCCEEDED":
@@ -172,7 +201,9 @@ def _script(arguments: Sequence[str], upload: str) -> str:
     steps = ["set -e", f"command -v dfbench >/dev/null || exit {_NO_DFBENCH}"]
     steps += ['home="${DFBENCH_HOME:-$HOME/dfbench}"', f'mkdir -p "$home/{PLACE}" "$home/runs"']
     if upload:
-        keep = 'cp -r . "$kept.$$" && mv -T "$kept.$$" "$kept"'
+        # Somebody else may send the same at the same time: whoever is first keeps it.
+        drop = '{ rm -rf "$kept.$$"; [ -d "$kept" ]; }'
+        keep = f'mkdir "$kept.$$" && tar -xf {_TAR} -C "$kept.$$" && mv -T "$kept.$$" "$kept" 2>/dev/null || {drop}'
         steps.append(f'kept="$home/{PLACE}/{upload}"; if [ ! -d "$kept" ]; then {keep}; fi')
     steps += [
         'cd "$home"',

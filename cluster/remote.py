@@ -68,6 +68,8 @@ def submit(sweep: Sweep, address: str, options: SubmitOptions, say: Say, *, deta
         name = bundle.pack(sweep, Path(folder))
         sent = ["submit", f"{bundle.PLACE}/{name}/{bundle.SWEEP_FILE}", "--address", "auto", *options.arguments()]
         job = headjobs.start(head, sent, headjobs.Upload(name, Path(folder)))
+    if options.dry_run:
+        return _answered(head, job, say)
     if not detach:
         return _followed(head, job, say)
     ended = headjobs.begin(head, job, say)
@@ -117,7 +119,11 @@ def _followed(head: Head, job: str, say: Say) -> int:
 def command(arguments: Sequence[str], address: str, say: Say) -> int:
     """Run a dfbench command in the head's folder; its output comes here. Returns its exit status."""
     head = _checked(address)
-    job = headjobs.start(head, arguments)
+    return _answered(head, headjobs.start(head, arguments), say)
+
+
+def _answered(head: Head, job: str, say: Say) -> int:
+    """Follow a job that only looks, and is of no use once nobody follows."""
     try:
         return headjobs.follow(head, job, say)
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dfbench.cluster import sources_formats as formats
 from dfbench.cluster.sources_batch import BatchJoin
-from dfbench.cluster.sources_files import Document, Fault, documents, find_files
+from dfbench.cluster.sources_files import Document, Fault, documents, find_files, readable
 from dfbench.cluster.sources_formats import Exchange, Skip
 from dfbench.cluster.sources_tokens import MAX_ID, Tokens
 from dfbench.errors import WorkloadError
@@ -160,6 +160,8 @@ class LogSource:
             raise WorkloadError(self._nothing())
 
     def _nothing(self) -> str:
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            return f"{self.path} is a pipe or a device, which cannot be read twice: write what it holds into a file."
         if not self.summary.skipped:
             return f"{self.path} holds no recorded answers: it is empty."
         reason, tally = max(self.summary.skipped.items(), key=lambda item: item[1].count)
@@ -168,7 +170,7 @@ class LogSource:
         return f"nothing in {self.path} can be replayed ({skipped} left out): {tally.count} × {reason}.{fix}"
 
     def _read(self, file: Path, batch: BatchJoin) -> Iterator[tuple[str, Exchange | Skip]]:
-        name = file.name if self.path.is_file() else str(file.relative_to(self.path))
+        name = readable(Path(file.name) if self.path.is_file() else file.relative_to(self.path))
         empty = True
         try:
             for found in documents(file):

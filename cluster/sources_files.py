@@ -7,6 +7,7 @@ is possible. Memory is bounded by the largest single document, never by the file
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -51,6 +52,11 @@ def find_files(path: Path) -> list[Path]:
         return [path]
     below = (p for p in path.rglob("*") if p.is_file())
     return sorted(p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts))
+
+
+def readable(path: Path) -> str:
+    """A file's name as text: bytes that are no UTF-8 are written as `\\xff`, since records hold text."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def documents(path: Path) -> Iterator[Document | Fault]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import tarfile
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +25,7 @@ from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.plan import arm_key
 from dfbench.cluster.remote import SubmitOptions
 from dfbench.cluster.replay import parse_arms
+from dfbench.cluster.sources_files import find_files, readable
 from dfbench.errors import ClusterError, SweepError
 from dfbench.workers.shipped import named
 
@@ -149,6 +154,54 @@ def test_a_run_travels_as_its_ledger_stands(tmp_path: Path) -> None:
         assert ledger.meta("said") == "now"
 
 
+def test_a_folder_of_logs_travels_as_a_replay_here_reads_it(tmp_path: Path) -> None:
+    logs = _made(tmp_path / "logs")
+    for name in ("venv", "__pycache__", ".git", "two\nlines", "c:back\\slash"):
+        _made(logs / name)
+        (logs / name / "a.jsonl").write_text("{}\n")
+    (logs / ".gitignore").write_text("*\n")
+    (logs / "beyond").symlink_to(tmp_path)
+    (logs / "nowhere").symlink_to("/nowhere")
+    os.mkfifo(logs / "pipe")
+    with suppress(OSError):  # some file systems refuse such names
+        (logs / os.fsdecode(b"odd\xff.jsonl")).write_text("{}\n")
+    bundle.pack_replay([], {"source": logs}, _made(tmp_path / "out"))
+    file = headjobs.archive(tmp_path / "out", tmp_path)
+    with zipfile.ZipFile(file) as sent, sent.open("upload.tar") as packed, tarfile.open(fileobj=packed) as inside:
+        names = sorted(inside.getnames())
+    expected = [f"source/logs/{readable(found.relative_to(logs))}" for found in find_files(logs)]
+    assert names == sorted(["arms.yaml", *expected]) and len(expected) >= 3
+    before = file.read_bytes()
+    os.utime(tmp_path / "out" / "arms.yaml", (0, 0))  # before any date that a zip file can hold
+    assert headjobs.archive(tmp_path / "out", tmp_path).read_bytes() == before
+
+
+def test_what_is_no_file_and_no_folder_or_empty_is_not_sent(tmp_path: Path) -> None:
+    _made(tmp_path / "empty")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty" / ".hidden").touch()
+    for name, said in (("pipe", "is a pipe or a device"), ("empty", "holds no recorded answers: it is empty")):
+        with pytest.raises(SweepError, match=said):
+            bundle.pack_replay([], {"source": tmp_path / name}, _made(tmp_path / f"out-{name}"))
+
+
+def test_a_run_whose_files_are_merged_meanwhile_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "r", 2).close()
+    copy, failures = shutil.copyfile, iter([FileNotFoundError(2, "No such file or directory", "jobs-1")])
+
+    def vanishing(source: Path, target: Path) -> object:
+        for failure in failures:
+            raise failure
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", vanishing)
+    bundle.pack_replay([], {"source": tmp_path / "r"}, _made(tmp_path / "out"))
+    assert (tmp_path / "out" / "source" / "r" / "prompts.parquet").is_file()
+    failures = iter([FileNotFoundError(2, "No such file or directory", "jobs-1")] * 3)
+    with pytest.raises(SweepError, match="jobs-1 cannot be sent to the head: No such file"):
+        bundle.pack_replay([], {"source": tmp_path / "r"}, _made(tmp_path / "again"))
+
+
 def _written(file: Path, text: str) -> str:
     file.write_text(text)
     return str(file)
@@ -179,7 +232,12 @@ class Jobs:
         return self
 
     def submit_job(self, *, entrypoint: str, submission_id: str, runtime_env: dict[str, str] | None) -> str:
-        folder = (runtime_env or {}).get("working_dir", str(self.home))
+        folder = self.home
+        if runtime_env:
+            folder = self.home / "unpacked" / submission_id
+            folder.mkdir(parents=True)
+            with zipfile.ZipFile(runtime_env["working_dir"]) as sent:
+                sent.extractall(folder)
         environment = {
             "PATH": f"{self.home / 'bin'}:{os.environ['PATH']}",
             "DFBENCH_HOME": str(self.home / "dfbench"),
@@ -257,6 +315,38 @@ def test_sending_it_again_keeps_the_first_upload(
     for _ in range(2):
         assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lambda _: None) == 0
     assert len(list((tmp_path / "head" / "dfbench" / "uploads").iterdir())) == 1
+
+
+def test_of_two_that_send_the_same_at_once_both_go_on(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead, tmp_path: Path
+) -> None:
+    jobs = server("echo here")
+    # The other one's upload comes in between: after this one saw that there was none.
+    (jobs.home / "bin" / "tar").write_text('#!/bin/sh\n/bin/tar "$@"\ncp -r "$4" "${4%.*}"\n')
+    (jobs.home / "bin" / "tar").chmod(0o755)
+    lines: list[str] = []
+    assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lines.append) == 0
+    assert lines[0] == "here"
+    assert len(list((tmp_path / "head" / "dfbench" / "uploads").iterdir())) == 1
+
+
+def test_a_head_that_has_no_room_for_the_upload_says_so(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead
+) -> None:
+    jobs = server("echo here")
+    (jobs.home / "bin" / "tar").write_text("#!/bin/sh\necho tar: No space left on device >&2\nexit 1\n")
+    (jobs.home / "bin" / "tar").chmod(0o755)
+    with pytest.raises(ClusterError, match="could not keep what was sent: tar: No space left on device"):
+        remote.submit(sweep(), fake_head.address, SubmitOptions(), lambda _: None)
+
+
+def test_a_plan_that_is_only_shown_leaves_no_run_to_ask_for(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead
+) -> None:
+    server("echo 4 jobs")
+    lines: list[str] = []
+    assert remote.submit(sweep(), fake_head.address, SubmitOptions(dry_run=True), lines.append) == 0
+    assert lines == ["4 jobs"]
 
 
 def test_the_heads_exit_status_and_words_are_ours(server: Callable[[str], Jobs], fake_head: FakeHead) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,22 @@ def test_repeated_ids_are_told_apart(tmp_path: Path) -> None:
 def test_nothing_usable_is_an_error(rows: list[Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=message):
         read(write(tmp_path / "l", *rows))
+
+
+def test_names_that_are_no_text_are_shown_by_their_bytes(tmp_path: Path) -> None:
+    row = {"prompt_ids": [1], "output_ids": [2]}
+    try:
+        write(tmp_path / os.fsdecode(b"\xff.jsonl"), row)
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    (recording,), _ = read(tmp_path)
+    assert recording.prompt_id == "\\xff.jsonl:1"
+
+
+def test_a_pipe_is_not_called_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WorkloadError, match="is a pipe or a device, which cannot be read twice"):
+        read(tmp_path / "pipe")
 
 
 def test_missing_places_are_errors(tmp_path: Path) -> None:
