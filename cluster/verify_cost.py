@@ -140,12 +140,16 @@ def _run_rows(run_dir: Path) -> pa.Table:
     return pa.concat_tables([pq.read_table(file) for file in files])
 
 
-_MEANT = {"kind", "context", "queries", "ns", "device", "model", "dtype", "engine"}
-"""The columns of calibration rows that make a curve."""
+_CURVE = ("model", "dtype", "engine", "device", "stack")
+"""What one curve's rows have in common, in the order of its name."""
+_MEANT = {"kind", "context", "queries", "ns", *_CURVE} - {"stack"}
+"""The columns of calibration rows that make a curve; which software it was need not be said."""
 
 
 def from_rows(rows: pa.Table, where: str) -> VerifyCost:
-    """Medians of calibration rows (records.CALIBRATION), which must be of one device, model, dtype and engine."""
+    """Medians of calibration rows (records.CALIBRATION), which must be of one device, model, dtype, engine and
+    software. The curve's label is the name that the view `speedup_model` gives it.
+    """
     missing = _MEANT - set(rows.column_names)
     if missing:
         raise UsageError(f"{where} has no column '{min(missing)}': it holds no calibration rows.")
@@ -156,17 +160,16 @@ def from_rows(rows: pa.Table, where: str) -> VerifyCost:
     if rows.num_rows and (pc.min(rows["ns"]).as_py() or 0) < 1:
         raise UsageError(f"the calibration of {where} holds passes that took no time: run `dfbench calibrate` again.")
     frame = rows.to_pandas()
-    kinds = frame[["device", "model", "dtype", "engine"]].drop_duplicates()
+    kinds = frame[[name for name in _CURVE if name in frame]].drop_duplicates()
     if len(kinds) != 1:
-        found = f"{len(kinds)} devices, models or engines" if len(kinds) else "no forward passes"
+        found = f"{len(kinds)} devices, models, engines or software versions" if len(kinds) else "no forward passes"
         raise UsageError(f"the calibration of {where} holds {found}: name a run or file with exactly one.")
     grid = frame.pivot_table(index="context", columns="queries", values="ns", aggfunc="median")
     grid = grid.dropna(axis="index").sort_index().sort_index(axis="columns")
     if grid.empty or grid.shape[1] < 2:
         raise UsageError(f"the calibration of {where} has fewer than two query widths: run `dfbench calibrate` again.")
-    device, model, dtype, engine = kinds.iloc[0]
     return VerifyCost(
-        f"{model}, {dtype}, {engine}, {device}",
+        ", ".join(filter(None, kinds.iloc[0])),
         grid.index.to_numpy(float),
         grid.columns.to_numpy(float),
         grid.to_numpy(float),
@@ -192,10 +195,6 @@ def keep(run_dir: Path, curve: VerifyCost) -> None:
             run_dir, {"calibration": rows}, generation=ledger.next_generation(), number=next_number(ledger)
         )
         ledger.replace_files(files, {file.name: set() for file in files}, [file.name for file in old])
-
-
-_CURVE = ("device", "model", "dtype", "engine")
-"""What one curve's rows have in common."""
 
 
 def _keys(rows: pa.Table, columns: Iterable[str]) -> set[tuple[Any, ...]]:

@@ -3,7 +3,7 @@
 --   Costs are medians of `calibration`, linear between its points; beyond its widths they go on as between the last two.
 --   A replay is priced with every curve that it was given, a timed run with its own device's.
 -- columns: workload VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision VARCHAR, dtype VARCHAR, engine
---   VARCHAR, stack VARCHAR, curve VARCHAR (whose costs: model, dtype, engine, device), prompts BIGINT, mat DOUBLE,
+--   VARCHAR, stack VARCHAR, curve VARCHAR (whose costs: model, dtype, engine, device, stack), prompts BIGINT, mat DOUBLE,
 --   speedup DOUBLE (measured), speedup_model DOUBLE (NULL without calibration), speedup_model_lo DOUBLE (95 %),
 --   speedup_model_hi DOUBLE (95 %), mean_queries DOUBLE (tokens a pass), mean_cost DOUBLE (a pass, in plain passes),
 --   widths_outside DOUBLE (share of passes wider than any calibrated one)
@@ -45,7 +45,7 @@ depths as materialized (
 names as (
     select distinct
         curve_id, device, model, dtype, engine, stack,
-        concat_ws(', ', nullif(model, ''), nullif(dtype, ''), nullif(engine, ''), device) as curve
+        concat_ws(', ', nullif(model, ''), nullif(dtype, ''), nullif(engine, ''), device, nullif(stack, '')) as curve
     from points
 ),
 matches as materialized (

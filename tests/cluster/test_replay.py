@@ -310,26 +310,45 @@ def test_the_view_and_tune_predict_alike(tmp_path: Path) -> None:
         assert modelled(run)["c", "a", arm] == pytest.approx((score.mat, score.speedup))
 
 
-def test_a_measured_curve_is_kept_as_it_was_measured(tmp_path: Path) -> None:
+def measured(path: Path, stack: str, wide: int) -> list[dict[str, Any]]:
+    """Writes calibration rows to a file; widths of 1 and 20, a wide pass costs `wide` to a plain one's 10."""
     about = {"run_id": "x", "worker_id": "w", "device": "GPU", "model": "m", "dtype": "bf16", "engine": "cached"}
     rows = [
-        {
-            **about,
-            "stack": "s",
-            "kind": "forward",
-            "context": 8,
-            "queries": queries,
-            "sample": sample,
-            "ns": ns + sample,
-        }
-        for queries, ns in ((1, 10), (20, 10))
-        for sample in range(3)
+        {**about, "stack": stack, "kind": "forward", "context": 8, "queries": width, "sample": at, "ns": ns + at}
+        for width, ns in ((1, 10), (20, wide))
+        for at in range(3)
     ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=CALIBRATION), tmp_path / "c.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, schema=CALIBRATION), path)
+    return rows
+
+
+def test_a_measured_curve_is_kept_as_it_was_measured(tmp_path: Path) -> None:
+    rows = measured(tmp_path / "c.parquet", "s", 10)
     run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["pld"])
-    verify_cost.keep(run, verify_cost.load(str(tmp_path / "c.parquet")))
+    curve = verify_cost.load(str(tmp_path / "c.parquet"))
+    verify_cost.keep(run, curve)
     assert [{**row, "run_id": "x"} for row in table(run, "calibration")] == [{**row, "bytes": None} for row in rows]
-    assert set(modelled(run)) == {("m, bf16, cached, GPU", "a", "pld"), ("m, bf16, cached, GPU", "b", "pld")}
+    assert curve.label == "m, bf16, cached, GPU, s"
+    assert set(modelled(run)) == {(curve.label, "a", "pld"), (curve.label, "b", "pld")}
+    assert verify_cost.load(str(run)).label == curve.label
+
+
+def test_curves_of_one_device_under_two_stacks_are_two(tmp_path: Path) -> None:
+    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["pld"])
+    for stack, wide in (("torch 1", 10), ("torch 2", 100)):
+        measured(tmp_path / "c.parquet", stack, wide)
+        verify_cost.keep(run, verify_cost.load(str(tmp_path / "c.parquet")))
+    found = modelled(run)
+    older, newer = (found[f"m, bf16, cached, GPU, {stack}", "a", "pld"][1] for stack in ("torch 1", "torch 2"))
+    assert len(found) == 2 * 2 and older > newer
+    with pytest.raises(UsageError, match="software versions"):
+        verify_cost.load(str(run))
+
+
+def test_a_kept_curve_has_one_name_wherever_it_is_read(tmp_path: Path) -> None:
+    run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["pld"])
+    verify_cost.keep(run, verify_cost.relative("mine", {1: 1.0, 2: 2.0}))
+    assert verify_cost.load(str(run)).label == "mine" == next(iter(modelled(run)))[0]
 
 
 def test_a_curve_that_was_corrected_takes_the_place_of_the_first(tmp_path: Path) -> None:

@@ -130,10 +130,10 @@ def test_each_engine_gets_the_best_arm_it_can_run() -> None:
 # --- costs -----------------------------------------------------------------------------------------------------------
 
 
-def rows_of(points: dict[tuple[int, int], int], device: str = "d") -> pa.Table:
+def rows_of(points: dict[tuple[int, int], int], device: str = "d", stack: str = "s") -> pa.Table:
     rows = [
         {"run_id": "r", "worker_id": "w", "device": device, "model": "m", "dtype": "bf16", "engine": "cached",
-         "stack": "s", "kind": "forward", "context": context, "queries": queries, "sample": s, "ns": ns + (s - 1)}
+         "stack": stack, "kind": "forward", "context": context, "queries": queries, "sample": s, "ns": ns + (s - 1)}
         for (context, queries), ns in points.items()
         for s in range(3)
     ]  # fmt: skip
@@ -146,7 +146,7 @@ GRID = {(0, 1): 100, (0, 5): 140, (100, 1): 200, (100, 5): 280}
 def test_costs_are_medians_and_linear_between_points(tmp_path: Path) -> None:
     pq.write_table(rows_of(GRID), tmp_path / "c.parquet")
     curve = verify_cost.load(str(tmp_path / "c.parquet"))
-    assert curve.label == "m, bf16, cached, d"
+    assert curve.label == "m, bf16, cached, d, s"
     contexts, queries = np.array([0, 50, 100, 500, 0, 50]), np.array([1, 1, 1, 1, 3, 9])
     assert curve.cost(contexts, queries).tolist() == [100, 150, 200, 200, 120, 270]
 
@@ -199,6 +199,7 @@ def test_other_bad_sources_of_costs(tmp_path: Path) -> None:
         pq.write_table(rows.set_column(at, "ns", pa.array(ns)), tmp_path / f"{name}.parquet")
         with pytest.raises(UsageError, match="not a Parquet file of calibration rows"):
             verify_cost.load(str(tmp_path / f"{name}.parquet"))
-    pq.write_table(pa.concat_tables([rows_of(GRID), rows_of(GRID, "other")]), tmp_path / "z.parquet")
-    with pytest.raises(UsageError, match="2 devices, models or engines"):
-        verify_cost.load(str(tmp_path / "z.parquet"))
+    for other in (rows_of(GRID, "other"), rows_of(GRID, stack="newer")):
+        pq.write_table(pa.concat_tables([rows_of(GRID), other]), tmp_path / "z.parquet")
+        with pytest.raises(UsageError, match="2 devices, models, engines or software versions"):
+            verify_cost.load(str(tmp_path / "z.parquet"))
