@@ -33,6 +33,10 @@ class Column(NamedTuple):
     type: str
     note: str
 
+    def __str__(self) -> str:
+        """As the head of its view's file has it."""
+        return " ".join([self.name, *filter(None, [self.type]), *([f"({self.note})"] if self.note else [])])
+
 
 class View(NamedTuple):
     """One file of `sql/`. `kind` is view, "view (made once)" or macro."""

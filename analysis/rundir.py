@@ -65,7 +65,7 @@ def find_run(path: str | Path | None = None, runs: Path = RUNS) -> Path:
         raise RunError(f"'{given}' is not a run, it has no {LEDGER_FILE}: write the folder that `dfbench submit` made.")
     latest = runs / "latest"
     if (latest / LEDGER_FILE).is_file():
-        return latest.resolve()
+        return runs / latest.readlink() if latest.is_symlink() else latest
     found = [entry.parent for entry in runs.glob(f"*/{LEDGER_FILE}")]
     if not found:
         raise RunError(f"there is no run under '{runs}/': name a run directory, or make one with `dfbench submit`.")

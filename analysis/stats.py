@@ -218,4 +218,4 @@ def verdict(what: str, unit: str, difference: float, found: Interval | None, pro
 def _rounded(count: float) -> str:
     """A count with two figures, as befits a guess."""
     digits = max(0, math.floor(math.log10(max(count, 1))) - 1)
-    return f"{max(2, math.ceil(count / 10**digits) * 10**digits):,}".replace(",", " ")
+    return f"{max(2, math.ceil(count / 10**digits) * 10**digits):,}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +38,9 @@ def sql(
     ] = None,
     form: Annotated[str, typer.Option("--format", help="table, csv, json, markdown or parquet.")] = "table",
     out: Annotated[Path | None, typer.Option(help="Write the answer to this file.")] = None,
-    list_views: Annotated[bool, typer.Option("--views", help="List the views and what they mean.")] = False,
+    list_views: Annotated[
+        bool, typer.Option("--views", help="List the views, what they mean, and their columns.")
+    ] = False,
     address: Annotated[str, typer.Option(help="Ask the cluster's head, host:port, about a run that it drives.")] = "",
 ) -> None:
     """Ask a run in SQL; without a query, a prompt. The connection reads the run's records and nothing else."""
@@ -229,8 +232,11 @@ def _print_views() -> None:
 
     views = listed()
     width = max(len(view.name) for view in views)
+    screen = _screen().width
     for view in views:
         typer.echo(f"{view.name:<{width}}  {view.meaning}")
+        columns = ", ".join(str(column) for column in view.columns)
+        typer.echo(textwrap.fill(columns, screen, initial_indent="    ", subsequent_indent="    "))
 
 
 def _open(run: str | Path | None, *, quiet: bool = False) -> duckdb.DuckDBPyConnection:

@@ -246,15 +246,14 @@ class _Planner:
         self._carried = any(arm.cache == "carried" for arm in sweep.arms)
         self._most = replay.options.shard_tokens
         self._open: dict[str, _Chunk] = {}
-        self._count = 0
-        self.workloads: dict[str, None] = {}
+        self.workloads: dict[str, int] = {}
+        """Each workload with the number of its prompts so far."""
 
     def pass_through(self, recordings: Iterable[Recording], shards: Any) -> Iterator[PromptSpec]:
         """Every recording as a prompt; complete shards are written to `shards`, one JSON line each."""
         for recording in recordings:
             prompt = self._prompt(recording)
             yield prompt
-            self.workloads.setdefault(prompt.workload)
             chunk = self._open.setdefault(prompt.workload, _Chunk(prompt.workload))
             self._plan(prompt, recording.turn, chunk)
             if chunk.tokens >= self._most and not self._carried:
@@ -276,10 +275,11 @@ class _Planner:
         )
 
     def _plan(self, prompt: PromptSpec, turn: int, chunk: _Chunk) -> None:
-        """The prompt's jobs: its arms in an order that rotates from prompt to prompt."""
-        self._count += 1
+        """The prompt's jobs: its arms in an order that rotates from each prompt of a workload to the next."""
+        index = self.workloads.get(prompt.workload, 0)
+        self.workloads[prompt.workload] = index + 1
         for place in range(len(self._arms)):
-            which = (place + self._count) % len(self._arms)
+            which = (place + index) % len(self._arms)
             arm = self._arms[which]
             past = chunk.history if arm.cache == "carried" else ""
             job = plans.job_id(self._keys[which], prompt, repeat=0, history=past)

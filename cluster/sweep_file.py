@@ -37,8 +37,10 @@ def read(source: str) -> dict[str, Any]:
             raise SweepError(f"the sweep file {source} cannot be read as UTF-8 text: {error}.") from error
     elif path.is_dir():
         raise SweepError(f"{source} is a folder: write the sweep file's own path.")
+    elif path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise SweepError(f"there is no sweep file {source}.")
     else:
-        near = unknown("sweep", source, known).rstrip(".?")
+        near = unknown("sweep", source, known).rstrip(".?").partition(": write one of")[0]
         raise SweepError(f"{near}; a sweep is a YAML file or one of {', '.join(sorted(known))}.")
     return _with_folder(parse_yaml(text, source), folder)
 

@@ -67,6 +67,9 @@ def test_the_views_are_listed_with_their_meaning() -> None:
     listed = dfbench("sql", "--views")
     assert "divergences" in listed
     assert "one measured spec job whose output is not AR's" in listed
+    assert (
+        "\n    workload VARCHAR, arm VARCHAR, prompts BIGINT, jobs BIGINT, done BIGINT (jobs), failed BIGINT" in listed
+    )
 
 
 @pytest.mark.parametrize(

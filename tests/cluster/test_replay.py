@@ -224,6 +224,22 @@ def test_a_replay_is_an_ordinary_run_without_times(tmp_path: Path) -> None:
     connection.close()
 
 
+def test_arms_stand_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
+    """In every workload, although two workloads are read in turn and orders rotate."""
+    arms = ["ar", *({"name": f"pld-{n}", "drafter": "pld", "max_ngram": n} for n in (4, 2, 3))]
+    connection = open_run(replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), arms))
+    for workload in "ab":
+        query = f"select arm from ledger_plan where workload = '{workload}' order by place"
+        assert connection.sql(query).fetchall() == [("ar",), ("pld-4",), ("pld-2",), ("pld-3",)]
+    couples = "select distinct base, arm, whole from parts order by all"
+    assert connection.sql(couples).fetchall() == [
+        ("pld-2", "pld-3", False),
+        ("pld-4", "pld-2", False),
+        ("pld-4", "pld-3", True),
+    ]
+    connection.close()
+
+
 def test_text_is_labelled_an_estimate(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     ids = {"prompt_token_ids": [1, 2], "choices": [{"token_ids": [3, 4, 3, 4], "message": {"content": "x"}}]}

@@ -152,6 +152,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         SweepError, match=r"unknown sweep 'quik': did you mean 'quick'; a sweep is a YAML file or one of"
     ):
         sweep_file.load("quik")
+    with pytest.raises(SweepError, match=r"unknown sweep 'zzz'; a sweep is a YAML file or one of cacheback, quick"):
+        sweep_file.load("zzz")
+    for name in ("quik.yaml", str(tmp_path / "quik")):
+        with pytest.raises(SweepError, match=f"there is no sweep file {name}"):
+            sweep_file.load(name)
 
 
 def test_paths_count_from_the_sweep_file(tmp_path: Path) -> None:
