@@ -200,8 +200,8 @@ def build_corpus(
     )
     digest = table.save(out)
     header = table.header
-    texts = "1 text" if header.texts == 1 else f"{header.texts} texts"
-    typer.echo(f"{texts}, {header.tokens} tokens → {header.leaders} leaders, {header.entries} followers")
+    told = "1 text" if header.texts == 1 else f"{header.texts} texts"
+    typer.echo(f"{told}, {header.tokens} tokens → {header.leaders} leaders, {header.entries} followers")
     typer.echo(f"{out}  sha256 {digest}; use it in an arm: {{drafter: cacheback, draft: tree, frozen: {out}}}")
 
 
