@@ -48,8 +48,8 @@ def run_query(con: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
 def _run(con: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
     """The answer, worked out beside the main thread: inside DuckDB, that would not hear a Ctrl-C before the end."""
     with ThreadPoolExecutor(1) as beside:
-        answer = beside.submit(lambda: con.sql(query).to_arrow_table())
         try:
+            answer = beside.submit(lambda: con.sql(query).to_arrow_table())  # It may be stopped before this returns.
             while not wait([answer], timeout=0.2).done:
                 pass  # The signal may have gone to another thread, which does not wake this one.
             return answer.result()
