@@ -96,7 +96,10 @@ def begin(head: Head, job: str, say: Say) -> int | None:
         lines = output.fresh()
         for line in lines:
             say(line)
-        if (lines and not output.ended) or time.monotonic() - began > _BEGINS_WITHIN_S:
+        if lines and not output.ended:
+            return None
+        if time.monotonic() - began > _BEGINS_WITHIN_S:
+            say("the head has not said yet where the run is: until it does, status does not know of it")
             return None
         output.rest()
     return output.exit_status()

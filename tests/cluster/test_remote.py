@@ -366,6 +366,17 @@ def test_detached_says_how_to_come_back(
     assert any("dfbench status --address" in line for line in lines)
 
 
+def test_detached_says_when_the_head_has_not_said_where_the_run_is(
+    sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headjobs, "_BEGINS_WITHIN_S", 0.05)
+    server("true").running = True
+    lines: list[str] = []
+    assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lines.append, detach=True) == 0
+    assert lines[0].startswith("the head has not said yet where the run is")
+    assert any("dfbench status --address" in line for line in lines)
+
+
 def test_detached_a_request_that_is_refused_is_not_left_unsaid(
     sweep: Callable[..., Any], server: Callable[[str], Jobs], fake_head: FakeHead
 ) -> None:
