@@ -329,7 +329,10 @@ def retry(
     run_dir = find_run(run)
     with Ledger.open(run_dir) as ledger:
         count = ledger.retry(tuple(shard or ()), kind)
-    typer.echo(f"{count} failed jobs are pending again in {run_dir}" if count else f"no such failed job in {run_dir}")
+    if count:
+        typer.echo(f"{count} failed jobs are pending again in {run_dir}")
+    else:
+        typer.echo(f"no {'such failed' if shard or kind else 'failed'} job in {run_dir}")
     if not count or no_run:
         return
     if driver_alive(run_dir):
