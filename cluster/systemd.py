@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dfbench.cluster.head import token_path
+
+CARRIED = ("DFBENCH_HOME", "HF_HOME")
+"""Variables that say where things lie: a unit takes them over where they are set. None may be a secret."""
 
 
 def unit(service: str, description: str, arguments: Sequence[str], *, auth: bool) -> str:
@@ -28,7 +32,7 @@ User={getpass.getuser()}
 WorkingDirectory={Path.home()}
 Environment="PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 Environment="RAY_AUTH_MODE={"token" if auth else "disabled"}" "RAY_AUTH_TOKEN_PATH={token_path()}"
-Environment="RAY_USAGE_STATS_ENABLED=0"
+Environment="RAY_USAGE_STATS_ENABLED=0"{_carried()}
 ExecStart={command.replace("%", "%%")}
 Restart=always
 RestartSec=10
@@ -38,3 +42,10 @@ LimitNOFILE=65536
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def _carried() -> str:
+    """The carried variables that are set, each on a line of its own."""
+    set_here = [f"{name}={os.environ[name]}" for name in CARRIED if os.environ.get(name)]
+    escaped = (text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") for text in set_here)
+    return "".join(f'\nEnvironment="{text}"' for text in escaped)

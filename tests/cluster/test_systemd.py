@@ -47,3 +47,13 @@ def test_words_with_spaces_and_percent_signs_survive() -> None:
     unit = systemd.unit("s", "d", ["join", "--model", "/my models/50%"], auth=True)
     (command,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
     assert command.endswith("--model '/my models/50%%'")
+
+
+def test_where_things_lie_is_taken_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv("DFBENCH_HOME", '/my "runs"/50%')
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    unit = head_unit(HeadOptions(address="10.0.0.1"))
+    assert '\nEnvironment="DFBENCH_HOME=/my \\"runs\\"/50%%"\nExecStart=' in unit
+    assert "HF_HOME" not in unit and "secret" not in unit
+    assert complaints(unit, tmp_path) == ""
