@@ -53,6 +53,7 @@ for commands in (cli_run, cli_analysis, cli_guard, cli_replay, cli_nodes, cli_to
 def main() -> None:
     """Entry point of the console script."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character gets its number in place of an error.
@@ -95,6 +96,16 @@ def main() -> None:
     except OSError as error:
         logger.debug("the system refused", exc_info=True)
         sys.exit(_refused(error))
+
+
+def _open_streams() -> None:
+    """Stand in for standard streams that were closed: Ray needs them, and a file of ours must not take their number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 _WRONG_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR)

@@ -41,6 +41,7 @@ def up(
 ) -> None:
     """Start the cluster of ray_config.yaml, or a head on this machine, with a token that all must show."""
     from dfbench.cluster import launcher
+    from dfbench.cluster.head import token_path
 
     if not here:
         head = launcher.up(config, typer.echo)
@@ -53,7 +54,8 @@ def up(
         typer.echo(launcher.systemd_unit(options), nl=False)
         return
     started = launcher.up_here(options, typer.echo)
-    typer.echo(f"up: {started}. On each workstation: copy ~/.ray/auth_token there, then dfbench join {started}")
+    copy = "" if open_ else f"copy {token_path()} to ~/.ray/auth_token there, then "
+    typer.echo(f"up: {started}. On each workstation: {copy}dfbench join {started}")
     typer.echo("to end it: dfbench down --here" + (f" --port {port}" if port != 6379 else ""))
 
 

@@ -172,12 +172,14 @@ def _list_plan(plan: Plan) -> None:
 def _resume(run_dir: Path) -> None:
     """Say where an earlier run stands, and take back a cancel."""
     from dfbench.cluster.ledger import Ledger
+    from dfbench.cluster.run_place import driver_lock
 
     with Ledger.open(run_dir) as ledger:
         counts = ledger.counts()
         typer.echo(f"going on with {run_dir}: {counts.done} of {counts.total} jobs are done (--new starts afresh)")
         if ledger.state == "cancelled":
-            typer.echo(f"it was cancelled: {ledger.resume()} jobs are pending again")
+            with driver_lock(run_dir):  # a driver that is still there, maybe suspended, is to see the cancel
+                typer.echo(f"it was cancelled: {ledger.resume()} jobs are pending again")
 
 
 def drive(

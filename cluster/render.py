@@ -107,6 +107,8 @@ class TorchRenderer:
         if tokens + cap * turns > limit:
             room = (limit - tokens) // turns
             fix = f"write max_new_tokens: {room} or less, or shorten the prompt" if room > 0 else "shorten the prompt"
+            if limit == self.sweep.model.options.get("context"):
+                fix += ", or raise the model's option `context`"
             over = "and a later turn's " if turns > 1 else ""
             raise WorkloadError(
                 f"{place}: {tokens} prompt tokens {over}and up to {cap * turns} new ones exceed the model's context"

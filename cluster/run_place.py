@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from dfbench.cluster.ledger_schema import LEDGER_FILE, now
 from dfbench.errors import RunError
 
 LOCK_FILE = "driver.lock"
+_LOOKS, _LOOK_S = 4, 0.02
 
 NETWORK_FILE_SYSTEMS = frozenset(
     (
@@ -67,7 +69,7 @@ def driver_lock(run_dir: Path) -> Iterator[None]:
     """Hold the run's only driver seat; the death of the process gives it back. Raises RunError when it is taken."""
     with (run_dir / LOCK_FILE).open("a+") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _seize(handle)
         except OSError as error:
             raise RunError(f"another driver{_holder(handle, run_dir)}") from error
         handle.truncate(0)
@@ -87,6 +89,18 @@ def driver_alive(run_dir: Path) -> bool:
         except OSError:
             return True
     return False
+
+
+def _seize(handle: IO[str]) -> None:
+    """Take the seat. `driver_alive` holds it for an instant to see whether it is taken: that is waited for."""
+    for look in range(_LOOKS):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if look == _LOOKS - 1:
+                raise
+            time.sleep(_LOOK_S)
 
 
 def _holder(handle: IO[str], run_dir: Path) -> str:

@@ -127,10 +127,21 @@ def check_options(options: Mapping[str, Any], engine: str = "cached") -> None:
         given = options.get(name)
         if given is not None and type(given) not in kinds:
             raise ModelError(f"model option '{name}' is {given!r}: write {wanted}.")
+    if isinstance(backend := options.get("compile"), str):
+        _check_backend(backend)
     if options.get("threads") is not None and options["threads"] < 1:
         raise ModelError(f"model option 'threads' is {options['threads']}: write 1 or more.")
     if options.get("gguf", "dense") not in ("dense", "packed"):
         raise ModelError(f"model option 'gguf' is '{options['gguf']}': write 'dense' or 'packed'.")
+
+
+def _check_backend(name: str) -> None:
+    """A backend that torch does not know would only be seen by the workers, one after another."""
+    from torch._dynamo import list_backends
+
+    if name not in list_backends(exclude_tags=()):  # type: ignore[no-untyped-call]
+        usual = ", ".join(sorted(list_backends()))  # type: ignore[no-untyped-call]
+        raise ModelError(f"model option 'compile' is '{name}': write true, false or the name of a backend, as {usual}.")
 
 
 def embedded_model() -> Path:

@@ -368,6 +368,16 @@ def test_ctrl_c_says_how_to_go_on(dfbench: Run, desk: Path, monkeypatch: pytest.
     assert result.code == 130 and "run the same command again" in result.err
 
 
+def test_closed_streams_are_stood_in_for(desk: Path) -> None:
+    """As under `>&-`: no file of ours may get the number of a stream, and Ray wants to have a stderr."""
+    code = (
+        "import os, sys; from dfbench.cluster import cli; cli._open_streams(); "
+        "open('said', 'w').write(f'{sys.stderr.fileno()} {[os.path.realpath(f\"/dev/fd/{n}\") for n in range(3)]}')"
+    )
+    subprocess.run(["/bin/sh", "-c", f'exec {sys.executable} -c "$0" <&- >&- 2>&-', code], check=True)
+    assert (desk / "said").read_text() == f"2 {['/dev/null'] * 3}"
+
+
 def test_a_reader_that_goes_away_is_no_failure(desk: Path) -> None:
     planned(desk)
     command = "from dfbench.cluster.cli import main; main()"

@@ -266,6 +266,9 @@ def test_a_run_directory_in_place_of_a_sweep_goes_on_alone(desk: Path, dfbench: 
     assert status.read(desk / "r").state == "cancelled"  # what cannot go on is left as it is
     (desk / "kept").rename(desk / "r" / "sweep.yaml")
     assert "leave the other options out" in dfbench("submit", "r", "--set", "repeats=2").err
+    with driver_lock(desk / "r"):  # the driver that was told to stop, which may be suspended
+        assert "another driver" in dfbench("submit", "r", "--allow-version-change").err
+    assert status.read(desk / "r").state == "cancelled"
     result = dfbench("submit", "r", "--allow-version-change")
     assert result.code == 0 and "it was cancelled: 6 jobs are pending again" in result.out
     assert [(o.max_attempts, o.progress_s, o.workers, o.allow_version_change) for o in seen] == [(7, 5.0, 1, True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sqlite3
@@ -206,6 +207,16 @@ def test_one_driver_a_run(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=f"process {os.getpid()}"), driver_lock(tmp_path):
             pass
     assert not driver_alive(tmp_path)
+
+
+def test_who_only_looks_keeps_no_driver_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with driver_lock(tmp_path):
+        pass
+    with (tmp_path / "driver.lock").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        monkeypatch.setattr(run_place.time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        with driver_lock(tmp_path):
+            assert driver_alive(tmp_path)
 
 
 def test_death_gives_the_lock_back(tmp_path: Path) -> None:

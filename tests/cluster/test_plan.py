@@ -260,6 +260,10 @@ def test_a_prompt_that_leaves_the_context_is_refused(tiny_model: Make, tmp_path:
         plan(torch_sweep(model, rows, tmp_path, max_new_tokens=9))
     with pytest.raises(WorkloadError, match="shorten the prompt"):
         plan(torch_sweep(model, [{"prompt": "w7 " * 30}], tmp_path))
+    shorter = torch_sweep(model, rows, tmp_path, engine="compiled")
+    shorter["model"] = {"id": str(model), "options": {"context": 15}}
+    with pytest.raises(WorkloadError, match=r"context of 15: .*, or raise the model's option `context`"):
+        plan(shorter)
     talk = [{"turns": ["w7 " * 5, "w8 " * 5]}]
     with pytest.raises(WorkloadError, match="a later turn's and up to 16 new ones"):
         plan(torch_sweep(model, talk, tmp_path))

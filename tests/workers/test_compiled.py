@@ -223,6 +223,9 @@ def test_the_widest_bucket_bounds_the_draft(tiny_model: TinyModel) -> None:
 
 def test_what_only_this_engine_heeds_is_refused_elsewhere() -> None:
     models.check_options({"lean": False, "compile": True, "context": 100}, "compiled")
+    models.check_options({"compile": "eager"}, "compiled")
+    with pytest.raises(ModelError, match=r"'compile' is 'nosuch': write .* the name of a backend, as .*inductor"):
+        models.check_options({"compile": "nosuch"}, "compiled")
     with pytest.raises(ModelError, match="'lean' belongs to engine compiled"):
         models.check_options({"lean": False}, "cached")
     with pytest.raises(ModelError, match="'context' is 'long'"):
