@@ -357,7 +357,13 @@ class Ledger:
 
     def workers(self) -> list[Worker]:
         rows = self._db.execute("select worker_id, node, device, facts, joined_at, left_at from workers order by rowid")
-        return [Worker(row[0], row[1], row[2], json.loads(row[3]), row[4], row[5]) for row in rows]
+        try:
+            return [Worker(row[0], row[1], row[2], json.loads(row[3]), row[4], row[5]) for row in rows]
+        except ValueError as error:
+            raise RunError(
+                f"the ledger of '{self.run_dir}' is damaged: what it says of a worker is no JSON ({error}); submit the "
+                "sweep again to a new directory."
+            ) from error
 
     def running(self) -> dict[str, str]:
         """Shard → worker, as the driver last noted it."""

@@ -209,6 +209,15 @@ def test_one_driver_a_run(tmp_path: Path) -> None:
     assert not driver_alive(tmp_path)
 
 
+def test_a_worker_whose_facts_are_no_json_is_one_sentence(tmp_path: Path) -> None:
+    with make_run(tmp_path / "r", 1) as ledger:
+        ledger.add_worker("box-0", "box", "a CPU", {})
+        with ledger.transaction() as db:
+            db.execute("update workers set facts = '{'")
+        with pytest.raises(RunError, match="is damaged: what it says of a worker is no JSON"):
+            ledger.workers()
+
+
 def test_who_only_looks_keeps_no_driver_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with driver_lock(tmp_path):
         pass
