@@ -1,7 +1,7 @@
 -- view (made once): speedup_le_mat: one cell; is the speedup explained by the passes saved? The bound is the
 --   theorem, MAT its plain form: a breach of the bound that the interval does not cover is a finding. One or two prompts
---   have no interval: there only what timing noise cannot do is a finding, tokens that no output has or a speedup half
---   as high again as its bound.
+--   have no interval: there only what timing noise does not do is a finding, tokens that no output has or a speedup of
+--   three times its bound.
 -- columns: workload VARCHAR, arm VARCHAR, device VARCHAR, model VARCHAR, revision VARCHAR, dtype VARCHAR, engine
 --   VARCHAR, stack VARCHAR, pairs BIGINT, prompts BIGINT (that intervals resample: conversations), mat DOUBLE (of the comparable pairs), speedup DOUBLE, speedup_bound DOUBLE,
 --   holds_bound BOOLEAN (speedup ≤ bound), holds_mat BOOLEAN (speedup ≤ mat), over_bound DOUBLE (speedup / bound),
@@ -52,7 +52,7 @@ select
     case when not carried then mat_interval.lo end as over_mat_lo,
     case when not carried then mat_interval.hi end as over_mat_hi,
     not holds_bound
-        and coalesce(over_bound_lo > 1, prompts > 2 or tokens_uncounted <> 0 or over_bound > 1.5) as finding,
+        and coalesce(over_bound_lo > 1, prompts > 2 or tokens_uncounted <> 0 or over_bound > 3) as finding,
     passes_past_ar,
     breach_cause(
         holds_bound, tokens_uncounted, forward_per_pass, ar_forward_per_pass, overhead_per_pass, ar_overhead_per_pass
