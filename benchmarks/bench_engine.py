@@ -5,7 +5,8 @@
 Prints medians over the rounds. The order of the contestants changes every round, so that a busy machine is busy for
 all of them; on one that is too busy the spread says so. Ratios are given in CPU time too, which other processes
 disturb less; it counts all threads, so on an idle machine with OMP_WAIT_POLICY=active spinning is in it.
-Then what verification costs in `cached` and in `compiled`: the fairer the baseline, the dearer a draft.
+Then what a loop takes beside the model's forwards, and what verification costs in `cached` and in `compiled`: the
+fairer the baseline, the dearer a draft.
 vLLM takes part where a Python has it (see vllm_decode.py), in a process of its own, so without CPU time.
 """
 
@@ -18,7 +19,8 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,35 @@ def curves(targets: dict[str, TorchTarget], prompt: Sequence[int], rounds: int) 
         print(f"  {width:4d}   " + "    ".join(cells))
 
 
+@contextmanager
+def forwards(model: Any) -> Iterator[list[int]]:
+    """Ends and, negated, beginnings of the model's forwards, host clock, ns: their sum is the time in them."""
+    marks: list[int] = []
+    before = model.register_forward_pre_hook(lambda *_: marks.append(-time.perf_counter_ns()))
+    after = model.register_forward_hook(lambda *_: marks.append(time.perf_counter_ns()))
+    try:
+        yield marks
+    finally:
+        before.remove()
+        after.remove()
+
+
+def loops(target: TorchTarget, racing: dict[str, Contestant], rounds: int) -> None:
+    """What our loop and transformers' do beside the same forwards: a hundredth of an answer, which a race over whole
+    answers cannot tell from the noise of the forwards."""
+    beside: dict[str, list[float]] = {name: [] for name in ("ar", "hf generate")}
+    for turn in range(rounds + 1):
+        for name in sorted(beside, reverse=bool(turn % 2)):
+            with forwards(target.model) as marks:
+                trace = racing[name]()
+            if turn:
+                beside[name].append((trace.wall_ns - sum(marks)) / len(trace.output) / 1e6)
+    for name, taken in beside.items():
+        print(f"{'beside the forwards, ms a token: ' + name:42s} {spread(taken)}")
+    ratios = [theirs / ours for theirs, ours in zip(beside["hf generate"], beside["ar"], strict=True)]
+    print(f"{'    hf generate ÷ ar':42s} {spread(ratios)}   goal ≥ 1", flush=True)
+
+
 def overhead(trace: Trace) -> float:
     """Median over steps of what is neither forward nor draft, as a share of the step."""
     return statistics.median((step.step_ns - step.forward_ns - step.draft_ns) / step.step_ns for step in trace.steps)
@@ -195,10 +226,12 @@ def main() -> None:
     )
     prompt = models.render(target.tokenizer, [{"role": "user", "content": QUESTION}])
     vllm, others = vllm_contestants(target, prompt, given)
-    times = race(contestants(target, fast, prompt, given.tokens) | others, given.rounds)
+    ours = contestants(target, fast, prompt, given.tokens)
+    times = race(ours | others, given.rounds)
     if vllm is not None:
         vllm.close()
     report(times, given)
+    loops(target, ours, given.rounds)
     if given.curve:
         curves({"cached": target, "compiled": fast}, prompt, given.rounds)
 
