@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from dfbench.workers import lean_row
-from dfbench.workers.lean_weights import Block, Product, Sizes, block_of, linears_of, product_of
+from dfbench.workers import lean_rows
+from dfbench.workers.lean_weights import Block, Sizes, block_of, linears_of, product_of, times
 from dfbench.workers.loading import output_head
 from dfbench.workers.static_cache import StaticKeyValues, write
 
@@ -50,13 +50,13 @@ class Lean:
         )
         self._blocks = [block_of(layer, pack) for layer in inner.layers]
         self._layer = compiler(layer_forward) if compiler else layer_forward
-        row = not compiler and lean_row.fits(self._blocks, self._sizes, self._activation)
-        self._row = lean_row.Row(self._blocks, self._sizes, self._norm) if row else None
+        rows = not compiler and lean_rows.fits(self._blocks, self._sizes, self._activation)
+        self._rows = lean_rows.Rows(self._blocks, self._sizes, self._norm) if rows else None
 
     @property
     def row_kernels(self) -> bool:
-        """Whether a lone row has kernels of its own."""
-        return self._row is not None
+        """Whether passes over kept tokens have kernels of their own."""
+        return self._rows is not None
 
     @property
     def packed_bytes(self) -> int:
@@ -79,11 +79,11 @@ class Lean:
         cos, sin = (part[0] for part in self._rotary(hidden[None], positions))
         half = sizes.head_dim // 2
         turn = torch.cat((-sin[:, :half], sin[:, half:]), -1)
-        if self._row and kept.slots is not None and mask is None:
-            return self._logits(self._row(hidden[0], cos[0], turn[0], kept))
         if mask is not None:
             # Query heads that share keys are rows of one product, so keys and values are never repeated.
             mask = mask.repeat(1, 1, sizes.heads // sizes.kv_heads, 1)
+        if self._rows and kept.slots is not None:
+            return self._logits(self._rows(hidden, cos, turn, mask, kept)[-last:])
         # Prompts have every length; compiling for each would take longer than it saves.
         layer = layer_forward if kept.slots is None else self._layer
         for block, held in zip(self._blocks, kept.layers, strict=True):
@@ -93,7 +93,7 @@ class Lean:
         return self._logits(_normed(hidden[-last:], self._norm, sizes.epsilon))
 
     def _logits(self, normed: torch.Tensor) -> torch.Tensor:
-        return _times(normed, self._head_product) if self._head_product else self._head(normed)
+        return times(normed, self._head_product) if self._head_product else self._head(normed)
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -126,7 +126,7 @@ def layer_forward(
     """One layer on hidden states [n, hidden size]. The same code object for all layers: it is compiled once."""
     count = hidden.shape[0]
     heads, kv_heads = sizes.heads, sizes.kv_heads
-    every = _times(_normed(hidden, block.before, sizes.epsilon), block.joined)
+    every = times(_normed(hidden, block.before, sizes.epsilon), block.joined)
     every = every.view(count, heads + 2 * kv_heads, sizes.head_dim)
     turned = every[:, : heads + kv_heads]
     if block.head_scales is not None:
@@ -136,9 +136,9 @@ def layer_forward(
     values = every[:, heads + kv_heads :].transpose(0, 1)[None]
     keys, values = write(held, slots, window, keys, values)
     seen = _attention(queries, keys, values, mask, sizes, slots is None)
-    hidden = hidden + _times(seen, block.out)
-    gate, up = _times(_normed(hidden, block.after, sizes.epsilon), block.gated).chunk(2, -1)
-    return hidden + _times(activation(gate) * up, block.down)
+    hidden = hidden + times(seen, block.out)
+    gate, up = times(_normed(hidden, block.after, sizes.epsilon), block.gated).chunk(2, -1)
+    return hidden + times(activation(gate) * up, block.down)
 
 
 def _attention(
@@ -171,12 +171,3 @@ def _normed(states: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.
     """RMS norm over the last dimension, in float32 and rounded before it is scaled, as the models do."""
     wide = states.float() if states.dtype == torch.float64 else states  # 16-bit input is widened inside.
     return scale * functional.rms_norm(wide, (states.shape[-1],), None, epsilon).to(states.dtype)
-
-
-def _times(states: torch.Tensor, product: Product) -> torch.Tensor:
-    if product.packed is not None:
-        if states.shape[0] == 1 and product.bias is None:
-            # A lone row is a matrix-vector product, bound by reading: torch's own kernel reads faster than oneDNN's.
-            return torch.mv(product.weight, states[0])[None]
-        return torch.ops.mkldnn._linear_pointwise(states, product.packed, product.bias, "none", [], "")  # type: ignore[no-any-return]
-    return functional.linear(states, product.weight, product.bias)

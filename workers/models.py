@@ -139,8 +139,8 @@ def _check_backend(name: str) -> None:
     """A backend that torch does not know would only be seen by the workers, one after another."""
     from torch._dynamo import list_backends
 
-    if name not in list_backends(exclude_tags=()):  # type: ignore[no-untyped-call]
-        usual = ", ".join(sorted(list_backends()))  # type: ignore[no-untyped-call]
+    if name not in list_backends(exclude_tags=()):
+        usual = ", ".join(sorted(list_backends()))
         raise ModelError(f"model option 'compile' is '{name}': write true, false or the name of a backend, as {usual}.")
 
 
