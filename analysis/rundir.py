@@ -119,6 +119,9 @@ def inspect(run: Path) -> RunDir:
             files = ledger.execute("select name, tbl, bytes from files where live order by rowid").fetchall()
             states = dict(ledger.execute("select state, count(*) from jobs group by state").fetchall())
             begun = ledger.execute("select exists (select 1 from workers)").fetchone()[0] == 1
+            unread = ledger.execute(
+                "select worker_id from workers where facts <> '' and not json_valid(facts)"
+            ).fetchall()
             broken = _broken(run, files)
             lost = _same_commit(ledger, broken) if broken else set()
         finally:
@@ -132,6 +135,9 @@ def inspect(run: Path) -> RunDir:
         run_settings(meta)
     except RunError:
         found.problems.append(Problem("settings", f"{_NO_SETTINGS}: its settings are not shown."))
+    if unread:
+        who = ", ".join(worker for (worker,) in unread)
+        found.problems.append(Problem("workers", f"what worker {who} said of itself is no JSON: figures lack it."))
     found.problems += _file_problems(broken, lost) + _job_problems(states, meta.get("state", ""), begun)
     names: dict[str, list[str]] = {table: [] for table in RECORDS}
     for name, table, _ in files:

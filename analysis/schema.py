@@ -171,7 +171,7 @@ LEDGER: Mapping[str, tuple[str, Mapping[str, str]]] = {
         },
     ),
     "workers": (
-        "select worker_id, node, device, facts, joined_at, left_at from workers",
+        "select worker_id, node, device, case when json_valid(facts) then facts end, joined_at, left_at from workers",
         {
             "worker_id": "VARCHAR",
             "node": "VARCHAR",

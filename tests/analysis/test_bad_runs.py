@@ -111,6 +111,16 @@ def test_settings_that_are_not_json_are_left_out_or_missed(make: Make) -> None:
         judge(con, join_only=True)
 
 
+def test_a_worker_whose_facts_are_not_json_is_named_and_the_rest_is_shown(make: Make) -> None:
+    path = two_commits(make())
+    with closing(sqlite3.connect(path / "ledger.db")) as ledger, ledger:
+        ledger.execute("insert into workers values ('w9', 'n', 'd', '{', null, null)")
+    assert "what worker w9 said of itself is no JSON" in said(path)
+    con = open_run(path)
+    assert "said of itself is no JSON" in report.page(con)
+    judge(con, join_only=True)
+
+
 def test_an_empty_plan_says_so(make: Make) -> None:
     assert "the plan is empty" in said(make().write())
 
