@@ -155,6 +155,8 @@ def node_dies(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]:
     run, node = plan(folder), cluster.add(1)
     drive, held = _caught(folder, cluster, rng, node)
     cluster.remove(node)
+    # Its workers may outlive it for a moment: released at once, they might end all there is to do.
+    wait_for(lambda: drive.over() or bool(events(run, "worker lost")), "the loss of its worker")
     held.release()
     assert drive.wait() == 0, drive.text()
     assert events(run, "worker lost"), drive.text()
@@ -165,8 +167,7 @@ def raylet_dies(folder: Path, cluster: Cluster, rng: random.Random) -> list[str]
     run, node = plan(folder), cluster.add(1)
     drive, held = _caught(folder, cluster, rng, node)
     os.kill(cluster.raylet(node), signal.SIGKILL)
-    # Its workers outlive it for a moment: released at once, they might end all there is to do.
-    wait_for(lambda: drive.over() or bool(events(run, "worker lost")), "the loss of its worker")
+    wait_for(lambda: drive.over() or bool(events(run, "worker lost")), "the loss of its worker")  # as above
     held.release()
     assert drive.wait() == 0, drive.text()
     assert events(run, "worker lost"), drive.text()
