@@ -56,17 +56,17 @@ def problems(con: duckdb.DuckDBPyConnection) -> list[Problem]:
     return [Problem(*row) for row in con.sql("select kind, detail from problems").fetchall()]
 
 
-PLANNED_PAIRS = """
-select sum(jobs)::bigint as planned from plan
-where arm not in (select distinct arm from raw_jobs where drafter = 'ar')
+PLANNED_PAIRS = (
+    "select sum(jobs)::bigint from plan where arm not in (select distinct arm from raw_jobs where drafter = 'ar')"
+)
+"""Jobs of the plan that pair with AR's, over all arms and devices.
+
+Not a sum over cells: a plan does not know devices, and an arm without a single record has no cell.
 """
 
 
 def planned_pairs(con: duckdb.DuckDBPyConnection) -> int | None:
-    """Jobs of the plan that pair with AR's, over all arms and devices; None where a run has no plan.
-
-    Not a sum over cells: a plan does not know devices, and an arm without a single record has no cell.
-    """
+    """The count of `PLANNED_PAIRS`; None where a run has no plan."""
     return con.sql(PLANNED_PAIRS).fetchall()[0][0]  # type: ignore[no-any-return]
 
 

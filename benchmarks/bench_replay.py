@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from dfbench.analysis import stats
@@ -261,13 +262,8 @@ def memory(tokens: int) -> None:
         began = time.perf_counter()
         resident = _drive(folder / "run", process)
         print(f"  replayed in {time.perf_counter() - began:.0f} s; {max(resident) - warm:+.0f} MiB at the peak")
-        fifths = [statistics.median(part) for part in batched(resident, len(resident) // 5)]
-        print(f"  median of each fifth: {', '.join(f'{part:.0f}' for part in fifths[:5])} MiB", flush=True)
-
-
-def batched(values: list[float], size: int) -> list[list[float]]:
-    """`itertools.batched`, which Python 3.11 lacks."""
-    return [values[at : at + size] for at in range(0, len(values), size)]
+        fifths = [np.median(part) for part in np.array_split(resident, 5) if len(part)]
+        print(f"  median of each fifth: {', '.join(f'{part:.0f}' for part in fifths)} MiB", flush=True)
 
 
 def _write_log(file: Path, tokens: int) -> int:
@@ -305,7 +301,7 @@ def _drive(run_dir: Path, process: psutil.Process) -> list[float]:
                     committer.flush()
                     resident.append(process.memory_info().rss / 2**20)
         committer.flush()
-        return resident
+        return [*resident, process.memory_info().rss / 2**20]
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from dfbench.cluster.commit import sha256
 from dfbench.cluster.ledger_schema import LEDGER_FILE
 from dfbench.cluster.run_place import exists
 from dfbench.cluster.runspec import PROMPTS_FILE
@@ -65,7 +66,7 @@ def pack_replay(arms: Sequence[Arm], sources: dict[str, Path], folder: Path) -> 
     for role, source in sources.items():
         (folder / role).mkdir()
         _copy(source, folder / role / _harmless(source.absolute().name))
-    copied = [(file.relative_to(folder).as_posix(), _digest(file)) for file in find_files(folder)]
+    copied = [(file.relative_to(folder).as_posix(), sha256(file)) for file in find_files(folder)]
     name = hashlib.sha256(repr((listed, sorted(copied))).encode()).hexdigest()[:16]
     place = f"{PLACE}/{name}"
     for arm in listed:
@@ -149,7 +150,7 @@ def _take(item: dict[str, Any], key: str, folder: Path) -> None:
         return
     source = Path(item[key]).expanduser()
     try:
-        name = f"{_digest(source)[:16]}-{_harmless(source.name)}"
+        name = f"{sha256(source)[:16]}-{_harmless(source.name)}"
         (folder / FILES).mkdir(exist_ok=True)
         shutil.copyfile(source, folder / FILES / name)
     except OSError as error:
@@ -160,11 +161,6 @@ def _take(item: dict[str, Any], key: str, folder: Path) -> None:
 def _harmless(name: str) -> str:
     """A name from a sweep must not become a path: only harmless characters are kept, for people to recognise."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-60:].lstrip(".") or "_"
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _check_size(*places: Path) -> None:

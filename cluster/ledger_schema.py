@@ -36,6 +36,8 @@ create index file_shards_by_name on file_shards(name);
 create index file_shards_by_shard on file_shards(shard_id);
 """
 
+CANCELLED = "cancelled"
+"""The one kind that is no failure: the job is cancelled, and the same submit goes on with it."""
 KINDS = {
     "error": "the job raised an exception",
     "record": "its rows broke an identity of the record format",
@@ -48,13 +50,9 @@ KINDS = {
     "memory": "the node ran out of memory and the worker was killed",
     "object": "the records were lost on their way to the driver",
     "setup": "the worker could not load the target",
-    "cancelled": "the run was cancelled while the job ran",
+    CANCELLED: "the run was cancelled while the job ran",
 }
 """Every kind of attempt that did not commit, and what it means."""
-
-
-CANCELLED = "cancelled"
-"""The one kind that is no failure: the job is cancelled, and the same submit goes on with it."""
 
 
 class Failure(NamedTuple):

@@ -40,10 +40,16 @@ class Rows:
         self._compile()
 
     def __call__(
-        self, embedded: torch.Tensor, cos: torch.Tensor, turn: torch.Tensor, mask: torch.Tensor | None, kept: Any
+        self,
+        embedded: torch.Tensor,
+        cos: torch.Tensor,
+        turn: torch.Tensor,
+        mask: torch.Tensor | None,
+        kept: StaticKeyValues,
     ) -> torch.Tensor:
         """Normed hidden states [n, hidden size] of the tokens that are written at `kept.slots`, which follow one
         another. `embedded` [n, hidden size] is spoilt; `cos`, `turn` [n, head size]; `mask` as the layers take it."""
+        assert kept.slots is not None, "a prompt goes through the layers"
         sizes, epsilon = self._sizes, self._sizes.epsilon
         count, window, slot = len(embedded), kept.window, int(kept.slots[0])
         keys, values = self._buffers(kept)

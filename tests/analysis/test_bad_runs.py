@@ -31,6 +31,12 @@ def two_commits(run: RunMaker) -> Path:
     return run.write(groups=2)
 
 
+def spoil(path: Path, statement: str) -> None:
+    """Change a run's ledger behind its back."""
+    with closing(sqlite3.connect(path / "ledger.db")) as ledger, ledger:
+        ledger.execute(statement)
+
+
 def said(path: Path) -> str:
     return " ".join(problem.detail for problem in problems(open_run(path)))
 
@@ -102,8 +108,7 @@ def test_an_unfinished_run_says_what_its_state_means(make: Make, state: str, wor
 
 def test_settings_that_are_not_json_are_left_out_or_missed(make: Make) -> None:
     path = two_commits(make())
-    with closing(sqlite3.connect(path / "ledger.db")) as ledger, ledger:
-        ledger.execute("insert into meta values ('run', '{')")
+    spoil(path, "insert into meta values ('run', '{')")
     assert "entry 'run' is not JSON" in said(path)
     con = open_run(path)
     assert "is not JSON): its settings are not shown" in report.page(con)
@@ -113,8 +118,7 @@ def test_settings_that_are_not_json_are_left_out_or_missed(make: Make) -> None:
 
 def test_a_worker_whose_facts_are_not_json_is_named_and_the_rest_is_shown(make: Make) -> None:
     path = two_commits(make())
-    with closing(sqlite3.connect(path / "ledger.db")) as ledger, ledger:
-        ledger.execute("insert into workers values ('w9', 'n', 'd', '{', null, null)")
+    spoil(path, "insert into workers values ('w9', 'n', 'd', '{', null, null)")
     assert "what worker w9 said of itself is no JSON" in said(path)
     con = open_run(path)
     assert "said of itself is no JSON" in report.page(con)
