@@ -7,7 +7,6 @@ Each `cli_*.py` beside this file adds its commands to the one app; heavy imports
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import os
 import sqlite3
@@ -16,7 +15,7 @@ import sys
 import typer
 
 from dfbench import __version__
-from dfbench.cluster import cli_analysis, cli_guard, cli_nodes, cli_replay, cli_run, cli_tools
+from dfbench.cluster import cli_analysis, cli_guard, cli_nodes, cli_replay, cli_run, cli_streams, cli_tools
 from dfbench.errors import DfbenchError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -53,12 +52,8 @@ for commands in (cli_run, cli_analysis, cli_guard, cli_replay, cli_nodes, cli_to
 def main() -> None:
     """Entry point of the console script."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    _open_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a character gets its number in place of an error.
-            stream.reconfigure(errors="backslashreplace")
-    out = sys.stdout
+    cli_streams.open_streams()
+    streams = sys.stdout, sys.stderr
     try:
         app()
     except UsageError as error:
@@ -68,13 +63,13 @@ def main() -> None:
         typer.echo(f"dfbench: {error}", err=True)
         sys.exit(1)
     except SystemExit as ended:
-        # Typer makes exit statuses of both: Ctrl-C is its 130, a reader that went away leaves another stdout behind.
+        # Typer makes exit statuses of both: Ctrl-C is its 130, a broken pipe its 1 (and another stdout).
         # A command that chose this status itself has said what it means.
         if ended.code == INTERRUPTED and isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
             typer.echo("dfbench: interrupted; run the same command again to go on where it stopped.", err=True)
-        elif sys.stdout is not out:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-            sys.exit(0)
+        elif isinstance(broken := ended.__context__, BrokenPipeError):
+            sys.stdout, sys.stderr = streams
+            sys.exit(0 if cli_streams.reader_gone() else _refused(broken))
         raise
     except sqlite3.Error as error:
         logger.debug("the ledger", exc_info=True)
@@ -95,17 +90,8 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:
         logger.debug("the system refused", exc_info=True)
+        cli_streams.give_up()
         sys.exit(_refused(error))
-
-
-def _open_streams() -> None:
-    """Stand in for standard streams that were closed: Ray needs them, and a file of ours must not take their number."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 _WRONG_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dfbench.cluster import cli_streams
+
 if TYPE_CHECKING:
     from dfbench.analysis.guard import Verdict
 
@@ -52,7 +54,7 @@ def _examine(run_dir: Path, address: str) -> None:
 
     guard_dir = model_work.prepare(run_dir)
     console = Console(stderr=True)
-    with progress.shown(console) as show:
+    with cli_streams.unheard(), progress.shown(console) as show:
         result = driver.run(
             guard_dir,
             driver.Options(address=address),

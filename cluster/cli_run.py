@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dfbench.cluster import cli_streams
 from dfbench.errors import DfbenchError, RunError, SweepError, WorkloadError, unknown
 
 if TYPE_CHECKING:
@@ -104,12 +106,12 @@ def submit(
     drive(where.run_dir, made.sweep, address=address, allow_version_change=allow_version_change, patience=patience)
 
 
-def elsewhere(address: str) -> None:
+def elsewhere(address: str, say: Callable[[str], None] = typer.echo) -> None:
     """Where an address is given, run this very command on the head there and exit with its status."""
     from dfbench.cluster import remote
 
     if address:
-        raise typer.Exit(remote.forward(sys.argv[1:], address, typer.echo))
+        raise typer.Exit(remote.forward(sys.argv[1:], address, say))
 
 
 def effective_sweep(
@@ -206,7 +208,7 @@ def drive(
         allow_version_change=allow_version_change,
         patience_s=patience,
     )
-    with progress.shown(console) as show:
+    with cli_streams.unheard(), progress.shown(console) as show:
         result = driver.run(
             run_dir,
             options,
@@ -270,7 +272,7 @@ def status(
     address: Elsewhere = "",
 ) -> None:
     """Done, running, failed and left, by arm and by node, with rate and time left. Needs no Ray."""
-    elsewhere(address)
+    elsewhere(address, cli_streams.watched if watch else typer.echo)
     import json
 
     from rich.live import Live
@@ -289,7 +291,7 @@ def status(
         _watch_plainly(run_dir, now, console)
     else:
         with Live(standing.render(now), console=console, auto_refresh=False) as live:
-            while now.driver:
+            while now.driver and not cli_streams.reader_gone():
                 time.sleep(1.0)
                 now = standing.read(run_dir)
                 live.update(standing.render(now), refresh=True)
@@ -301,7 +303,7 @@ def _watch_plainly(run_dir: Path, now: Status, console: Console) -> None:
     from dfbench.cluster import status as standing
 
     said, said_at = "", float("-inf")
-    while now.driver:
+    while now.driver and not cli_streams.reader_gone():
         line = standing.line(now)
         if line != said and time.monotonic() - said_at >= progress.PLAIN_EVERY_S:
             console.print(line, highlight=False, markup=False, soft_wrap=True)

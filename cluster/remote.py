@@ -123,10 +123,10 @@ def command(arguments: Sequence[str], address: str, say: Say) -> int:
 
 
 def _answered(head: Head, job: str, say: Say) -> int:
-    """Follow a job that only looks, and is of no use once nobody follows."""
+    """Follow a job that only looks, and is of no use once nobody follows or (BrokenPipeError of `say`) reads."""
     try:
         return headjobs.follow(head, job, say)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         headjobs.stop(head, job)
         raise
 

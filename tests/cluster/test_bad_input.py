@@ -371,7 +371,7 @@ def test_ctrl_c_says_how_to_go_on(dfbench: Run, desk: Path, monkeypatch: pytest.
 def test_closed_streams_are_stood_in_for(desk: Path) -> None:
     """As under `>&-`: no file of ours may get the number of a stream, and Ray wants to have a stderr."""
     code = (
-        "import os, sys; from dfbench.cluster import cli; cli._open_streams(); "
+        "import os, sys; from dfbench.cluster import cli_streams; cli_streams.open_streams(); "
         "open('said', 'w').write(f'{sys.stderr.fileno()} {[os.path.realpath(f\"/dev/fd/{n}\") for n in range(3)]}')"
     )
     subprocess.run(["/bin/sh", "-c", f'exec {sys.executable} -c "$0" <&- >&- 2>&-', code], check=True)
@@ -388,6 +388,39 @@ def test_a_reader_that_goes_away_is_no_failure(desk: Path) -> None:
         process.stdout.close()
         said = process.stderr.read()
     assert process.returncode == 0 and "Traceback" not in said and "Broken" not in said
+
+
+GONE = """
+import os, sys
+from dfbench.cluster import cli, cli_streams, driver
+from dfbench.cluster.ledger_schema import Counts
+
+def drive(run_dir, options, on_progress, on_files, on_note):
+    on_note("a note")
+    os.write(1, b"from a library")
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    cli_streams._outlet(sys.stdout).gone = False
+    on_note("a note")
+    open("driven", "w").close()
+    return driver.Result("done", Counts(0, 0, 0, 0), [])
+
+driver.run = drive
+cli.main()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_a_reader_that_goes_away_ends_no_run(desk: Path) -> None:
+    """As under `dfbench submit … | head -1`: nothing that is printed may stop what is driven."""
+    (desk / "s.yaml").write_text(GOOD)
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = [sys.executable, "-c", GONE, "submit", "s.yaml"]
+    done = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (desk / "driven").exists() and "Traceback" not in done.stderr, done.stderr
+    # The last line found the disk full, when nothing could be lost but itself.
+    assert done.returncode == 1 and done.stderr == "dfbench: the system refused: No space left on device.\n"
 
 
 def test_names_and_addresses_of_record(dfbench: Run, desk: Path) -> None:

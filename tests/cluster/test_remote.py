@@ -405,6 +405,18 @@ def test_ctrl_c_leaves_a_sweep_alone_and_ends_what_only_looks(
     assert [job.startswith("dfbench-status-") for job in jobs.stopped] == [True]
 
 
+def test_a_job_that_only_looks_ends_with_who_reads_it(server: Callable[[str], Jobs], fake_head: FakeHead) -> None:
+    """As under `dfbench status --watch --address HEAD | head -1`."""
+
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    jobs = server("echo a line")
+    with pytest.raises(BrokenPipeError):
+        remote.command(["status", "--watch"], fake_head.address, gone)
+    assert len(jobs.stopped) == 1
+
+
 def test_a_head_that_no_longer_answers_is_one_sentence(
     server: Callable[[str], Jobs], fake_head: FakeHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
