@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from dfbench.drafters.base import Draft
 from dfbench.errors import EngineError, ModelError
 from dfbench.workers import models
-from dfbench.workers.evidence import TopTwo
+from dfbench.workers.evidence import TopTwo, top_two
 from dfbench.workers.loading import load_model, output_head
 from dfbench.workers.spec import PromptSpec, TargetSpec
 from dfbench.workers.target import Evidence, Verdict
@@ -101,7 +101,7 @@ class TorchTarget:
         self._masks = Masks(self.device, model.dtype, _MASKED.get(self.attention, False), spec.max_queries)
         self._positions = torch.arange(self.context_limit, device=self.device)[None]
         self.timer: ForwardTimer = forward_timer(self.device)
-        self._top_two = TopTwo(self.device)
+        self._top_two: TopTwo = top_two(self.device)
         self._cache: DynamicCache | None = None
         self._past = 0
         self._pending: list[int] = []
@@ -179,9 +179,8 @@ class TorchTarget:
         timer.begin()
         self._rows = rows = self._run(inputs, self._nodes + 1)
         timer.end()
-        maxima, ids = rows.max(-1)
         topk = rows.topk(self.top_k, -1).indices if self.top_k else None
-        self._top_two.hold(maxima, ids, rows)
+        ids = self._top_two.look(rows)
         argmax, topk_ids, forward_ns, ready = timer.read(ids, topk)
         refed = 0 if self._recompute or self._past == 0 else fed - 1
         return Verdict(argmax, 1 + self._nodes + refed, self._padding(fed + self._nodes), forward_ns, ready, topk_ids)
