@@ -1,4 +1,4 @@
-"""Standard output and error that a command may outlive: `dfbench submit … | head -1`, a terminal that is closed.
+"""Standard output and error that a command may outlive, as in `dfbench submit … | head -1`.
 
 Whoever reads may go away at any time. What is driven goes on without them, and what is printed has no other end than
 it would have had: the exit status is the command's own.
@@ -78,7 +78,7 @@ def give_up() -> None:
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Work that goes on whatever becomes of the streams: a full disk behind them, a terminal that hung up."""
+    """Work that goes on whatever becomes of the streams: a full disk behind them, a terminal that is gone."""
     global _ALONE
     _ALONE += 1
     try:

@@ -227,16 +227,19 @@ def ray_starts() -> Finding:
     """Whether a Ray of our own starts on this machine; it is ended again at once."""
     import ray
 
-    from dfbench.cluster import pool
+    from dfbench.cluster import pool, session
 
     if ray.is_initialized():
         return Finding("ray", "ok", "already started in this process")
     try:
         pool.connect("local", workers=1)
         cpus = sum(node.cpus for node in pool.live_nodes())
+    except ClusterError as error:  # It says what to do itself.
+        return Finding("ray", "fix", f"it does not start: {error}".rstrip("."))
     except Exception as error:  # Whatever Ray raises on its way up is the finding.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return Finding("ray", "fix", f"it does not start: {reason}", "see the newest folder in /tmp/ray for its logs")
+        advice = f"see the newest folder in {session.temp_folder()} for its logs"
+        return Finding("ray", "fix", f"it does not start: {reason}", advice)
     finally:
-        ray.shutdown()
+        session.end()
     return Finding("ray", "ok", f"starts here, {cpus} cores")

@@ -8,13 +8,14 @@ actor's call. Who works is in `staff`, what is stuck in `deadlines`, what people
 from __future__ import annotations
 
 import sqlite3
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
 
-from dfbench.cluster import deadlines, guard, pool, staff, start, upkeep
+from dfbench.cluster import deadlines, guard, pool, session, staff, start, upkeep
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.failures import classify
 from dfbench.cluster.ledger import Ledger
@@ -86,11 +87,19 @@ def run(
             return driver.drive()
         except (OSError, sqlite3.OperationalError) as error:
             raise DfbenchError(
-                f"the run cannot be written to {run_dir} ({error}): make room, then give the same "
-                "command again, which goes on from what is committed."
+                f"{_refused(run_dir, error)} ({error}): make room, then give the same command again, which goes on "
+                "from what is committed."
             ) from error
         finally:
             driver.close()
+
+
+def _refused(run_dir: Path, error: Exception) -> str:
+    """Which folder could not be written to: the run's, unless the error names a file elsewhere."""
+    file = getattr(error, "filename", None)
+    if not isinstance(file, str) or Path(file).resolve().is_relative_to(run_dir.resolve()):
+        return f"the run cannot be written to {run_dir}"
+    return f"the run cannot go on, since nothing can be written to {Path(file).parent}"
 
 
 class Driver:
@@ -119,6 +128,7 @@ class Driver:
         self._data_version = 0
         self._redo = False
         self._cancelled = False
+        self._processes_lost = False
         self._notice: Notice | None = None
 
     # --- its life ----------------------------------------------------------------------------------------------
@@ -173,12 +183,20 @@ class Driver:
         return self.queue.finished()
 
     def close(self) -> None:
-        """End the workers; leave Ray where this process started or joined it."""
+        """End the workers and leave Ray; one that was started here ends, and its logs stay where they are needed."""
         self.staff.close()
-        self.events.close()
         if self._notice is not None:
             self._notice.withdraw()
-            ray.shutdown()
+            if (kept := session.end(keep=self._unexplained())) is not None:
+                self.teller.note(f"Ray's own logs of what failed are kept in {kept}.")
+        self.events.close()
+
+    def _unexplained(self) -> bool:
+        """Whether the run failed by something that the run's own log does not account for: a lost process, a defect."""
+        error = sys.exception()
+        if error is None:
+            return self._processes_lost and self.ledger.counts().failed > 0
+        return self._processes_lost or not isinstance(error, DfbenchError | KeyboardInterrupt)
 
     def _connect(self) -> None:
         options = self.options
@@ -298,6 +316,7 @@ class Driver:
     def _lost(self, member: Member, kind: str, message: str, error: BaseException | None = None) -> None:
         """A worker is gone, and with it what it was doing."""
         kind = self.staff.lost(member, kind, message, error)
+        self._processes_lost |= kind not in ("error", "setup")
         row = member.row
         if row is not None:
             self._attempt_lost(member, kind, message)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
+from dfbench.cluster import session
 from dfbench.cluster.commit import FinishedShard
 from dfbench.cluster.head import own_cluster, parse_address
 from dfbench.cluster.runspec import ShardRow
@@ -121,18 +122,23 @@ def _job_config() -> ray.job_config.JobConfig:
 
 def _init_local(settings: dict[str, Any]) -> None:
     """Start Ray here. It gives itself 30 s, which a busy machine can exceed once; the second try finds files cached."""
+    session.require_room()
     for last in (False, True):
+        before = session.folders()
         try:
             ray.init(**settings)
             return
+        except OSError as error:
+            raise session.unusable(Path(error.filename or session.temp_folder()), error) from error
         except Exception as error:  # Ray raises a bare Exception for a node that did not come up in time.
-            if "timed out" not in str(error):
+            if "timed out" not in str(error).lower():
                 raise
             ray.shutdown()
+            logs = " ".join(str(folder) for folder in session.folders() - before)
             if last:
                 raise ClusterError(
                     "Ray did not start within its time limit, twice: wait until this machine is less busy,"
-                    " then run the same command again."
+                    f" then run the same command again; its logs are in {logs or session.temp_folder()}."
                 ) from error
 
 

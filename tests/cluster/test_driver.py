@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import ray
 from raykit import Cluster
 from runkit import ARMS, CARRIED, make_run, planned, whole
 
-from dfbench.cluster import deadlines, driver, notice, pool, start, upkeep
+from dfbench.cluster import deadlines, driver, notice, pool, session, start, upkeep
 from dfbench.cluster.driver import Options, Progress
 from dfbench.cluster.events import shard_log
 from dfbench.cluster.failures import classify
@@ -24,7 +25,7 @@ from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.notice import Work
 from dfbench.cluster.pool import Device, Member, Node
 from dfbench.cluster.stack import DEVICE_LABEL
-from dfbench.errors import ClusterError, RunError, UsageError
+from dfbench.errors import ClusterError, DfbenchError, RunError, UsageError
 from dfbench.workers.spec import ArmSpec, TargetSpec
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -60,6 +61,7 @@ def test_a_run_on_a_ray_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seen: list[Progress] = []
     files: list[Path] = []
     options = Options(workers_per_node=1, device=start.device_name())
+    before = session.folders()
     result = driver.run(tmp_path, options, on_progress=seen.append, on_files=files.append)
     assert set(said) == set(start.device_label().values())  # known before a worker is there
     assert (result.state, result.counts.done, result.counts.failed) == ("done", 12, 0)
@@ -71,6 +73,7 @@ def test_a_run_on_a_ray_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert worker.left_at is not None
         assert worker.facts["eos_ids"] == []
     assert "attempt 1 on" in shard_log(tmp_path, "s0").read_text()
+    assert session.folders() == before  # Ray's own logs of a run that went well are nobody's business
 
 
 def test_a_finished_run_needs_no_ray(tmp_path: Path, address: str) -> None:
@@ -233,18 +236,35 @@ def test_a_device_that_breaks_fails_its_job_and_its_worker_is_replaced(
 
 
 def test_a_shard_that_kills_its_workers_fails_after_a_few_attempts(
-    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DFBENCH_FAULT", "worker.job:kill")
     make_run(tmp_path, 1, warmups=0).close()
-    result = drive(tmp_path, address, max_attempts=2, workers_per_node=1)
+    before = session.folders()
+    result = drive(tmp_path, "local", max_attempts=2, workers_per_node=1)
     assert (result.state, result.counts.failed) == ("done", 2)
     assert any("2 attempts were lost (worker)" in note for note in result.notes)
+    (kept,) = session.folders() - before  # what killed them may be in Ray's own logs
+    assert result.notes[-1] == f"Ray's own logs of what failed are kept in {kept}." and (kept / "logs").is_dir()
+    session.remove(kept)
+    assert not kept.exists()
     with Ledger.open(tmp_path) as ledger:
         assert [(f.kind, f.attempt, f.job_id) for f, _ in ledger.failures()] == [
             ("worker", 1, None),
             ("worker", 2, None),
         ]
+
+
+def test_a_full_disk_is_named_by_the_folder_that_is_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "r", 1).close()
+    for file, named in ((tmp_path / "r" / "records" / "f", tmp_path / "r"), (Path("/elsewhere/f"), Path("/elsewhere"))):
+
+        def full(*_: object, file: Path = file, **__: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+        monkeypatch.setattr(pool, "connect", full)
+        with pytest.raises(DfbenchError, match=rf"written to {named} \(\[Errno 28\]"):
+            driver.run(tmp_path / "r")
 
 
 def test_a_node_on_which_everything_fails_is_set_aside(
