@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dfbench.cluster import cli_streams
+from dfbench.cluster.cli_options import AsJson, Elsewhere, RunArgument, asks_head, elsewhere
 from dfbench.errors import QueryError, RunError, unknown
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
-    from rich.console import Console
-
-RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Run directory or its name under runs/; the newest by default.")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,11 +39,12 @@ def sql(
     list_views: Annotated[
         bool, typer.Option("--views", help="List the views, what they mean, and their columns.")
     ] = False,
-    address: Annotated[str, typer.Option(help="Ask the cluster's head, host:port, about a run that it drives.")] = "",
+    address: Elsewhere = "",
 ) -> None:
     """Ask a run in SQL; without a query, a prompt. The connection reads the run's records and nothing else."""
-    if address:
-        _ask_head(address, asks=bool(words) or list_views, text=form != "parquet" and out is None)
+    if asks_head(address) and not (words or list_views):
+        raise QueryError("through --address there is no prompt: give a query.")
+    _ask_head(address, {"--out": out, "--format parquet": form == "parquet"})
     from dfbench.analysis import query
 
     if list_views:
@@ -77,7 +76,7 @@ def sql(
 def report(
     run: RunArgument = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for pasting.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: figures, checks and their SQL.")] = False,
+    as_json: AsJson = False,
     seed_table: Annotated[
         bool, typer.Option("--seed-table", help="Print the seed report's table beside this run's figures.")
     ] = False,
@@ -87,21 +86,23 @@ def report(
     charts: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write every chart as SVG and PNG into this folder.")
     ] = None,
+    address: Elsewhere = "",
 ) -> None:
     """Print the headline table and the checks of a run, or write its full report."""
+    _ask_head(address, {"--html": html, "--charts": charts})
     from dfbench.analysis import console, seed
 
     con = _open(run, quiet=True)
     if html or charts:
         _write_report(con, run, html, charts)
     elif seed_table:
-        _screen().print(seed.seed_table(con))
+        cli_streams.screen().print(seed.seed_table(con))
     elif as_json:
         typer.echo(json.dumps(console.as_json(con), indent=2, default=str, ensure_ascii=False))
     elif markdown:
         typer.echo(console.markdown(con), nl=False)
     else:
-        _screen().print(console.headline(con))
+        cli_streams.screen().print(console.headline(con))
 
 
 def _write_report(con: duckdb.DuckDBPyConnection, run: str | None, html: Path | None, charts: Path | None) -> None:
@@ -130,8 +131,10 @@ def compare(
             "than 0.05 below A; 'mat < 1.2' (no sign, no %): B itself is below 1.2."
         ),
     ] = None,
+    address: Elsewhere = "",
 ) -> None:
     """Compare two runs prompt by prompt: what changed, how sure that is, and what differs in set-up."""
+    elsewhere(address)
     from dfbench.analysis import compare as comparing
     from dfbench.analysis.console import comparison
 
@@ -143,7 +146,7 @@ def compare(
                 f"--fail-if '{text}': no arm that drafts has a {condition.metric} in both runs, so nothing could fail: "
                 f"leave it out, or write one of {', '.join(sorted({change.metric for change in found.changes}))}."
             )
-    _screen().print(comparison(found))
+    cli_streams.screen().print(comparison(found))
     failed = [(text, change) for text, met in conditions.items() for change in found.changes if met.met(change)]
     for text, change in failed:
         typer.echo(f"fails '{text}' ({change.a:.3f} → {change.b:.3f}): {change.words}", err=True)
@@ -151,8 +154,9 @@ def compare(
         raise typer.Exit(1)
 
 
-def verify(run: RunArgument = None) -> None:
+def verify(run: RunArgument = None, address: Elsewhere = "") -> None:
     """Check a run's files against the ledger's checksums, and every row against the identities of the format."""
+    elsewhere(address)
     from dfbench.analysis.rundir import PROMPTS_FILE, find_run
     from dfbench.cluster import upkeep
 
@@ -167,8 +171,9 @@ def verify(run: RunArgument = None) -> None:
         raise typer.Exit(1)
 
 
-def compact(run: RunArgument = None) -> None:
+def compact(run: RunArgument = None, address: Elsewhere = "") -> None:
     """Merge a run's record files into few large ones; readers that are open are not disturbed."""
+    elsewhere(address)
     from dfbench.analysis import write_run_sql
     from dfbench.analysis.rundir import find_run
     from dfbench.cluster import upkeep
@@ -199,13 +204,14 @@ def _require_sound(path: Path) -> None:
 
 def export(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder, .duckdb file or URL (s3://…) to write.")],
-    run: Annotated[str | None, typer.Option(help="Run directory; the newest under runs/ by default.")] = None,
+    run: RunArgument = None,
     form: Annotated[str, typer.Option("--format", help="parquet, csv or duckdb.")] = "parquet",
+    run_option: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
 ) -> None:
     """Write a run's tables elsewhere, as one Parquet or CSV file a table or as a DuckDB file."""
     from dfbench.analysis import export as exporting
 
-    for name, count in exporting.export(_open(run), target, form):
+    for name, count in exporting.export(_open(run or run_option), target, form):
         typer.echo(f"{name}: {count} rows")
 
 
@@ -213,18 +219,10 @@ def show(answer: pa.Table) -> None:
     """Print a table for people."""
     from dfbench.analysis.query import terminal
 
-    screen = _screen()
+    screen = cli_streams.screen()
     drawn, note = terminal(answer, screen.width)
     screen.print(drawn)
     typer.echo(note)
-
-
-def _screen() -> Console:
-    """The terminal, or a wide page where the output goes elsewhere."""
-    from rich.console import Console
-
-    screen = Console()
-    return screen if screen.is_terminal else Console(width=200)
 
 
 def _print_views() -> None:
@@ -232,7 +230,7 @@ def _print_views() -> None:
 
     views = listed()
     width = max(len(view.name) for view in views)
-    screen = _screen().width
+    screen = cli_streams.screen().width
     for view in views:
         typer.echo(f"{view.name:<{width}}  {view.meaning}")
         columns = ", ".join(str(column) for column in view.columns)
@@ -268,13 +266,12 @@ def _run_and_query(words: list[str]) -> tuple[Path | None, str | None]:
     return run, text
 
 
-def _ask_head(address: str, *, asks: bool, text: bool) -> None:
-    """Run this query on the head and exit with its status; only text comes back from there."""
-    from dfbench.cluster import remote
-
-    if not asks or not text:
-        raise QueryError("through --address a query's answer comes as text: give a query, without --out and parquet.")
-    raise typer.Exit(remote.forward(sys.argv[1:], address, typer.echo))
+def _ask_head(address: str, files: Mapping[str, object]) -> None:
+    """Where an address is given, run this command on the head; `files` are options that would make files there."""
+    given = [name for name, value in files.items() if value]
+    if asks_head(address) and given:
+        raise QueryError(f"what comes through --address is text: leave out {' and '.join(given)}.")
+    elsewhere(address)
 
 
 def _is_query(word: str, views: list[str]) -> bool:

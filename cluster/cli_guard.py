@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dfbench.cluster import cli_streams
+from dfbench.cluster.cli_options import HereOrElsewhere, RunArgument, elsewhere
 
 if TYPE_CHECKING:
     from dfbench.analysis.guard import Verdict
@@ -19,18 +20,14 @@ def register(app: typer.Typer) -> None:
 
 
 def guard(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="Run directory or its name under runs/; the newest by default."),
-    ] = None,
+    run: RunArgument = None,
     join_only: Annotated[
         bool, typer.Option("--join-only", help="Judge the recorded logits alone, without loading the model.")
     ] = False,
-    address: Annotated[
-        str, typer.Option(help="Ray cluster for the re-runs: auto, or host:port of its head. Default: this machine.")
-    ] = "local",
+    address: HereOrElsewhere = "local",
 ) -> None:
     """Check that every output is AR's, and show what explains each difference. Exit status 1 on any finding."""
+    elsewhere(address, drives=True)
     from dfbench import analysis
     from dfbench.analysis.guard import judge
     from dfbench.analysis.rundir import find_run

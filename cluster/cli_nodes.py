@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dfbench.cluster.cli_options import AsJson
+
 if TYPE_CHECKING:
     from dfbench.cluster.nodes import NodeReport
 
@@ -114,7 +116,8 @@ def nodes(
     announce: bool = typer.Option(
         False, "--announce", help="Write this machine's versions to the head, which has none."
     ),
-    format_: str = typer.Option("table", "--format", help="table or json."),
+    as_json: AsJson = False,
+    format_: str = typer.Option("", "--format", hidden=True),
 ) -> None:
     """List the cluster node by node: device, memory, versions, work, and what is wrong with each."""
     from dfbench.cluster import head as heads
@@ -122,7 +125,7 @@ def nodes(
     from dfbench.cluster import stack, start
     from dfbench.errors import ClusterError, unknown
 
-    if format_ not in ("table", "json"):
+    if format_ not in ("", "table", "json"):
         raise ClusterError(unknown("format", format_, ("table", "json")))
     if labels:
         typer.echo(stack.format_labels(start.node_labels()))
@@ -135,7 +138,7 @@ def nodes(
     head = heads.read_head(at)
     reports = listing.report(head)
     warnings = listing.warnings(head)
-    if format_ == "json":
+    if as_json or format_ == "json":
         document = {"address": at, "open": head.open, "warnings": warnings, "nodes": [r.as_json() for r in reports]}
         typer.echo(json.dumps(document, indent=2))
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dfbench.cluster.cli_options import Address
 from dfbench.errors import UsageError, WorkloadError
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def replay(
     new: Annotated[
         bool, typer.Option("--new", help="Start afresh, even where an unfinished replay could go on.")
     ] = False,
-    address: Annotated[
-        str, typer.Option(help="Ray cluster: auto, or host:port. Default: a Ray on this machine.")
-    ] = "local",
+    address: Address = "local",
     no_text: Annotated[
         bool, typer.Option("--no-text", help="Keep counts and step rows, no text and no token id.")
     ] = False,

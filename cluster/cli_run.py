@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dfbench.cluster import cli_streams
+from dfbench.cluster.cli_options import Address, AsJson, Elsewhere, HereOrElsewhere, RunArgument, elsewhere
 from dfbench.errors import DfbenchError, RunError, SweepError, WorkloadError, unknown
 
 if TYPE_CHECKING:
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Run directory or its name under runs/; the newest by default.")
-]
-Address = Annotated[
-    str, typer.Option(help="Ray cluster to run on: auto, or host:port of its head. Default: a Ray on this machine.")
-]
-Elsewhere = Annotated[
-    str, typer.Option("--address", help="Ask the cluster's head, host:port, for the runs that it drives.")
-]
 AllowChange = Annotated[
     bool, typer.Option("--allow-version-change", help="Go on although software versions differ from the run's.")
 ]
@@ -104,14 +94,6 @@ def submit(
         typer.echo(f"{made.sweep.name}: {made.job_count} jobs in {made.shard_count} shards → {where.run_dir}")
     runs.point_latest(where.run_dir)
     drive(where.run_dir, made.sweep, address=address, allow_version_change=allow_version_change, patience=patience)
-
-
-def elsewhere(address: str, say: Callable[[str], None] = typer.echo) -> None:
-    """Where an address is given, run this very command on the head there and exit with its status."""
-    from dfbench.cluster import remote
-
-    if address:
-        raise typer.Exit(remote.forward(sys.argv[1:], address, say))
 
 
 def effective_sweep(
@@ -252,23 +234,15 @@ def headline(run_dir: Path) -> None:
 
     connection = open_run(run_dir)
     try:
-        _screen().print(console.headline(connection))
+        cli_streams.screen().print(console.headline(connection))
     finally:
         connection.close()
-
-
-def _screen() -> Console:
-    """The terminal; a file or pipe has no width, and a table cut at 80 columns would lose figures."""
-    from rich.console import Console
-
-    screen = Console()
-    return screen if screen.is_terminal else Console(width=200)
 
 
 def status(
     run: RunArgument = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until the run is over.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     address: Elsewhere = "",
 ) -> None:
     """Done, running, failed and left, by arm and by node, with rate and time left. Needs no Ray."""
@@ -281,7 +255,7 @@ def status(
     from dfbench.cluster import status as standing
 
     run_dir = find_run(run)
-    console = _screen()
+    console = cli_streams.screen()
     now = standing.read(run_dir)
     if as_json:
         typer.echo(json.dumps(now.as_json(), ensure_ascii=False))
@@ -318,14 +292,11 @@ def retry(
     shard: Annotated[list[str] | None, typer.Option(help="Only this shard; may be given again.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only jobs that last failed by this kind, such as oom.")] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only mark them; the next submit runs them.")] = False,
-    address: Address = "local",
+    address: HereOrElsewhere = "local",
     allow_version_change: AllowChange = False,
 ) -> None:
     """Run failed jobs again, each together with a fresh AR run to pair it with."""
-    from dfbench.cluster import remote
-
-    if remote.needed(address):
-        elsewhere(address)
+    elsewhere(address, drives=True)
     from dfbench.analysis.rundir import find_run
     from dfbench.cluster.ledger import Ledger
     from dfbench.cluster.run_place import driver_alive

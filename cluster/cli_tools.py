@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dfbench.cluster.cli_calibrate import calibrate
+from dfbench.cluster.cli_options import AsJson
 from dfbench.errors import OptionError, UsageError, WorkloadError, unknown
 
 if TYPE_CHECKING:
     from dfbench.cluster.sweep import Workload
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 corpus = typer.Typer(help="Tables of n-grams from text, which drafters read.", no_args_is_help=True)
 workloads = typer.Typer(help="The workloads there are; `build` writes one to a file.", invoke_without_command=True)

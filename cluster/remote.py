@@ -1,7 +1,7 @@
 """Driving a cluster from a machine that is no member of it, such as a laptop: the work is done on the head.
 
     submit ─► bundle ─► Ray Jobs ─► `dfbench submit` on the head ─► its output here (or --detach)
-    status, cancel, retry, sql ─► Ray Jobs ─► the same command on the head ─► its output here
+    status, cancel, report, … ─► Ray Jobs ─► the same command on the head ─► its output here
 
 On the head everything lives in one folder (`~/dfbench`, or what DFBENCH_HOME says there): `runs/` and `uploads/`.
 """
@@ -25,6 +25,8 @@ from dfbench.errors import ClusterError
 Say = Callable[[str], None]
 HOME_VARIABLE = "DFBENCH_HOME"
 INTERRUPTED = 130
+ASK = ("status", "sql", "report", "guard", "retry")
+"""Commands to give next about a run on a head; there are others."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def _followed(head: Head, job: str, say: Say) -> int:
         say(f"no longer following; the sweep goes on. To see it: dfbench status --address {head.address}")
         return INTERRUPTED
     if ended in (0, 1):
-        say(f"the run is on {head.address}: give dfbench status, sql, retry and cancel --address {head.address}")
+        say(f"the run is on {head.address}: dfbench {', '.join(ASK)} and cancel take --address {head.address}")
     return ended
 
 
@@ -131,10 +133,10 @@ def _answered(head: Head, job: str, say: Say) -> int:
         raise
 
 
-def forward(argv: Sequence[str], address: str, say: Say) -> int:
-    """Run this very command line on the head, without its --address; `retry` drives there."""
+def forward(argv: Sequence[str], address: str, say: Say, *, drives: bool = False) -> int:
+    """Run this very command line on the head, without its --address; one that drives does so on its cluster."""
     kept = [word for place, word in enumerate(argv) if not _names_address(argv, place)]
-    if "retry" not in kept[:2]:  # an option of dfbench itself may come first
+    if not drives:
         return command(kept, address, say)
     head = _checked(address)
     return _followed(head, headjobs.start(head, [*kept, "--address", "auto"]), say)

@@ -310,23 +310,23 @@ def test_runs_without_common_jobs(make: Make) -> None:
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_export_writes_a_file_a_table(make: Make, tmp_path: Path, form: str) -> None:
     run = made(make())
-    assert "jobs: 18 rows" in dfbench("export", tmp_path / "out", "--run", run, "--format", form)
+    assert "jobs: 18 rows" in dfbench("export", tmp_path / "out", run, "--format", form)
     con = duckdb.connect()
     assert con.sql(f"select count(*) from '{tmp_path}/out/steps.{form}'").fetchall() == [(96,)]
     assert con.sql(f"select mat from '{tmp_path}/out/cells.{form}' where arm = 'pld'").fetchall() == [(2.0,)]
     with pytest.raises(QueryError, match="exports replace nothing"):
-        dfbench("export", tmp_path / "out", "--run", run, "--format", form)
+        dfbench("export", tmp_path / "out", run, "--format", form)
 
 
 def test_export_to_a_duckdb_file_and_to_a_url(make: Make, tmp_path: Path) -> None:
     run = made(make())
-    dfbench("export", tmp_path / "run.duckdb", "--run", run, "--format", "duckdb")
+    dfbench("export", tmp_path / "run.duckdb", run, "--format", "duckdb")
     with duckdb.connect(str(tmp_path / "run.duckdb"), read_only=True) as con:
         assert con.sql("select count(*) from steps").fetchall() == [(96,)]
         assert con.sql("select len(output_ids) from jobs limit 1").fetchall() == [(9,)]
     import fsspec
 
-    dfbench("export", "memory://exports/one", "--run", run)
+    dfbench("export", "memory://exports/one", run)
     files = fsspec.filesystem("memory")
     assert files.exists("/exports/one/jobs.parquet")
 
@@ -334,6 +334,6 @@ def test_export_to_a_duckdb_file_and_to_a_url(make: Make, tmp_path: Path) -> Non
 def test_export_refuses_what_it_cannot_write(make: Make) -> None:
     run = made(make(), prompts=1)
     with pytest.raises(QueryError, match="cannot be written"):
-        dfbench("export", "nosuch://x/y", "--run", run)
+        dfbench("export", "nosuch://x/y", run)
     with pytest.raises(QueryError, match="unknown format 'xls'"):
-        dfbench("export", "x", "--run", run, "--format", "xls")
+        dfbench("export", "x", run, "--format", "xls")

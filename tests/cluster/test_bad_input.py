@@ -341,7 +341,7 @@ def test_paths_that_are_too_long(dfbench: Run, desk: Path) -> None:
 
 def test_a_target_of_export_that_cannot_be_written(dfbench: Run, desk: Path) -> None:
     planned(desk)
-    result = dfbench("export", "http://127.0.0.1:9/x", "--run", "r")
+    result = dfbench("export", "http://127.0.0.1:9/x", "r")
     assert result.code == 2 and "cannot be written" in result.err
 
 

@@ -207,7 +207,7 @@ def test_the_command_prints_a_table_and_fails_when_something_is_wrong(
 
 def test_the_command_speaks_json(fake_head: FakeHead, dashboard: Dashboard) -> None:
     dashboard.summary = [reading(f"{1:056x}")]
-    done = CliRunner().invoke(cli.app, ["nodes", "--address", fake_head.address, "--format", "json"])
+    done = CliRunner().invoke(cli.app, ["nodes", "--address", fake_head.address, "--json"])
     document = json.loads(done.stdout)
     assert (document["open"], document["warnings"]) == (False, [])
     assert document["nodes"][0]["memory_free"] == 50 * GB

@@ -397,7 +397,8 @@ def test_ctrl_c_leaves_a_sweep_alone_and_ends_what_only_looks(
     jobs.asked = interrupt
     lines: list[str] = []
     assert remote.submit(sweep(), fake_head.address, SubmitOptions(), lines.append) == 130
-    assert remote.forward(["retry", "--address", fake_head.address], fake_head.address, lines.append) == 130
+    retry = ["retry", "--address", fake_head.address]
+    assert remote.forward(retry, fake_head.address, lines.append, drives=True) == 130
     assert len(lines) == 2 and all("the sweep goes on" in line for line in lines)
     assert jobs.stopped == []
     with pytest.raises(KeyboardInterrupt):
@@ -459,9 +460,44 @@ def test_a_command_line_is_forwarded_word_by_word(
 ) -> None:
     server('for word in "$@"; do echo "$word"; done')
     lines: list[str] = []
-    assert remote.forward(argv, fake_head.address, lines.append) == 0
+    drives = argv[0] == "retry"
+    assert remote.forward(argv, fake_head.address, lines.append, drives=drives) == 0
     assert lines[: len(there)] == there
-    assert len(lines) == len(there) + (argv[0] == "retry")  # which leaves a run to ask for
+    assert len(lines) == len(there) + drives  # which leaves a run to ask for
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["status"], ["cancel"], ["retry"], ["sql", "from cells"], ["report"], ["guard"], ["verify"], ["compact"]),
+        *(["compare", "a", "b"],),
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_address_means_the_heads_run_wherever_it_is_given(
+    server: Callable[[str], Jobs],
+    fake_head: FakeHead,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dfbench: Callable[..., Any],
+    command: list[str],
+) -> None:
+    """On a node too, and where a run lies here."""
+    server('echo "there: $*"')
+    make_run(tmp_path / "runs" / "mine", 1).close()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(processes, "raylets", lambda head, labelled=False: iter([(None, fake_head.address)]))
+    said = dfbench(*command, "--address", fake_head.address)
+    drives = " --address auto" if command[0] in ("retry", "guard") else ""
+    assert said.code == 0 and said.out.startswith(f"there: {' '.join(command)}{drives}\n"), said
+    local = dfbench(*command, "--address", "local")
+    assert "there: " not in local.out and not (local.code == 2 and "head" in local.err), local
+
+
+def test_files_are_not_written_on_another_machine_unasked(dfbench: Callable[..., Any]) -> None:
+    for words in (["sql", "from cells", "--out", "f"], ["report", "--html", "f"], ["report", "--charts", "d"]):
+        said = dfbench(*words, "--address", "10.0.0.1")
+        assert said.code == 2 and f"is text: leave out {words[-2]}." in said.err
 
 
 def test_a_replay_is_sent_and_what_the_head_has_is_named(
