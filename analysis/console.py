@@ -156,11 +156,11 @@ def _row(cell: dict[str, Any]) -> list[str]:
 
 def interval_text(lo: float | None, hi: float | None) -> str:
     """An interval as a table shows it; – where there is none."""
-    return "–" if lo is None or hi is None else f"{lo:.2f}…{hi:.2f}"
+    return "–" if lo is None or hi is None else f"{lo:z.2f}…{hi:z.2f}"
 
 
 def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+    return "–" if value is None else format(value, f"z{form}")
 
 
 def _check_line(check: Check) -> Text:
@@ -175,9 +175,9 @@ def comparison(found: Comparison) -> RenderableType:
         table.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
     for change in found.changes:
         interval = change.interval
-        band = f"{100 * interval.lo:+.1f}…{100 * interval.hi:+.1f} %" if interval else "–"
+        band = f"{100 * interval.lo:+z.1f}…{100 * interval.hi:+z.1f} %" if interval else "–"
         names = (escape(change.workload), escape(change.arm), change.metric, str(change.prompts))
-        table.add_row(*names, f"{change.a:.3f}", f"{change.b:.3f}", f"{100 * change.change:+.1f} %", band)
+        table.add_row(*names, f"{change.a:.3f}", f"{change.b:.3f}", f"{100 * change.change:+z.1f} %", band)
     lines = [change.words for change in found.changes if change.change]
     if found.only_a or found.only_b:
         lines.append(f"Left out: {found.only_a} jobs that only A has and {found.only_b} that only B has.")

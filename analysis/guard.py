@@ -19,6 +19,7 @@ import numpy as np
 
 from dfbench.analysis.rundir import run_settings
 from dfbench.analysis.store import planned_pairs
+from dfbench.analysis.sums import sums_astray
 
 CONTROL_LEVEL = 0.01
 """A spec arm that diverges more often than its control does with less than this chance is a finding."""
@@ -185,7 +186,7 @@ def identity(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
 
 
 def figures(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
-    """MAT as the views give it is MAT as the rows give it, added up here without them."""
+    """MAT as the views give it is MAT as the rows give it, added up here without them; so are the commits' sums."""
     jobs = con.execute(
         "select job_id, attempt, workload, arm, device, len(output_ids) from raw_jobs "
         "where not warmup and not pair_only"
@@ -215,6 +216,7 @@ def figures(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
     missing = {cell for cell in tokens if steps.get(cell)} - {tuple(row[:3]) for row in shown}
     for workload, arm, _ in sorted(missing):
         yield f"{workload}/{arm}: the view `mat` lacks this cell."
+    yield from sums_astray(con)
 
 
 def divergence(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
@@ -276,7 +278,7 @@ def bias(con: duckdb.DuckDBPyConnection) -> Iterable[str]:
             continue
         mean, error = values.mean(), values.std(ddof=1) / math.sqrt(len(values))
         if abs(mean) > BIAS_ULP and abs(mean) > 6 * error:
-            yield f"{workload}/{arm} on {device}: recorded logits are off by {mean:+.2f} ulp on average."
+            yield f"{workload}/{arm} on {device}: recorded logits are off by {mean:+z.2f} ulp on average."
 
 
 def control(con: duckdb.DuckDBPyConnection) -> Iterable[str]:

@@ -58,11 +58,11 @@ def sentences(con: duckdb.DuckDBPyConnection) -> list[str]:
 
 def _figure(row: Row) -> str:
     """One metric: both values, the difference, its interval, and whether that shows a difference."""
-    values = f"{UNITS[row['metric']]} {row['base_value']:.2f} → {row['value']:.2f}, {row['difference']:+.2f}"
+    values = f"{UNITS[row['metric']]} {row['base_value']:.2f} → {row['value']:.2f}, {row['difference']:+z.2f}"
     if row["difference_lo"] is None:
         return f"{values} (no interval)"
     shown = "" if row["shown"] else ", no difference shown"
-    return f"{values} ({row['difference_lo']:+.2f}…{row['difference_hi']:+.2f}{shown})"
+    return f"{values} ({row['difference_lo']:+z.2f}…{row['difference_hi']:+z.2f}{shown})"
 
 
 def difference(row: Row, what: str) -> str:

@@ -187,7 +187,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:z.6g}"
     if isinstance(value, int):
         return str(value)
     return str(_plain(value))

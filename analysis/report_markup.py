@@ -63,16 +63,16 @@ def prose(content: str) -> Html:
 
 
 def number(value: float | None, form: str = ".2f") -> str:
-    """A figure, or – where there is none."""
-    return NONE if value is None else format(value, form)
+    """A figure, or – where there is none. What rounds to zero has no sign."""
+    return NONE if value is None else format(value, f"z{form}")
 
 
 def figure_cell(value: float | None, lo: float | None, hi: float | None, form: str = ".2f") -> Html:
     """A figure with its interval beneath."""
     if value is None or lo is None or hi is None:
         return text(number(value, form))
-    interval = f"{format(lo, form)}…{format(hi, form)}"
-    return join([format(value, form), el("span", interval, class_="interval")])
+    interval = f"{number(lo, form)}…{number(hi, form)}"
+    return join([number(value, form), el("span", interval, class_="interval")])
 
 
 def table(
@@ -128,4 +128,4 @@ def evidence(sql: str, rows: Sequence[dict[str, Any]], most: int = 100) -> Html:
 def _plain(value: Any) -> str:
     if value is None:
         return NONE
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:z.6g}" if isinstance(value, float) else str(value)

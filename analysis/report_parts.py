@@ -46,7 +46,7 @@ def _change(row: Row | None) -> Html:
     if row is None:
         return join([NONE])
     lo, hi = row["difference_lo"], row["difference_hi"]
-    interval = "no interval" if lo is None or hi is None else f"{lo:+.2f}…{hi:+.2f}"
+    interval = "no interval" if lo is None or hi is None else f"{lo:+z.2f}…{hi:+z.2f}"
     values = f"{number(row['base_value'])} → {number(row['value'])}"
     shown = el("span", f"{values}, {interval}", class_="interval")
-    return join([f"{row['difference']:+.2f}", shown])
+    return join([f"{row['difference']:+z.2f}", shown])

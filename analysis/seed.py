@@ -138,9 +138,9 @@ def findings(con: duckdb.DuckDBPyConnection) -> list[str]:
         "where metric = 'mat' and arm = 'pld' and other = 'cacheback' order by workload",
     )
     for tie in ties:
-        interval = "no interval" if tie["lo"] is None else f"{tie['lo']:+.2f}…{tie['hi']:+.2f}"
+        interval = "no interval" if tie["lo"] is None else f"{tie['lo']:+z.2f}…{tie['hi']:+z.2f}"
         state = "cannot be said" if tie["shown"] is None else "differs" if tie["shown"] else "agrees"
-        size = f"pld − cacheback {tie['difference']:+.2f} MAT, {interval}"
+        size = f"pld − cacheback {tie['difference']:+z.2f} MAT, {interval}"
         lines.append(f"Cacheback ties PLD on {tie['workload']}: {state} ({size}).")
     return lines
 

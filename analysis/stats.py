@@ -201,12 +201,12 @@ def prompts_needed(difference: float, found: Interval, prompts: int) -> float:
 
 def verdict(what: str, unit: str, difference: float, found: Interval | None, prompts: int) -> str:
     """A paired difference in words: how large, how sure, and how many prompts it would take to be surer."""
-    size = f"{what}: {difference:+.2f} {unit}"
+    size = f"{what}: {difference:+z.2f} {unit}"
     if found is None:
         return (
             f"{size}, no interval ({'too few prompts' if prompts < MIN_PROMPTS else 'prompts depend on each other'})."
         )
-    size += f", interval {found.lo:+.2f}…{found.hi:+.2f}"
+    size += f", interval {found.lo:+z.2f}…{found.hi:+z.2f}"
     if found.lo > 0 or found.hi < 0:
         return f"{size}: a difference, shown with {prompts} prompts."
     needed = prompts_needed(difference, found, prompts)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Run directory or its name under runs/; the newest by default.")
+    str | None, typer.Argument(metavar="RUN", help="Run directory or its name under runs/; the newest by default.")
 ]
 Address = Annotated[
     str, typer.Option(help="Ray cluster to run on: auto, or host:port of its head. Default: a Ray on this machine.")

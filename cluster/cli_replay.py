@@ -134,7 +134,7 @@ def _predictions(run_dir: Path, curve: str, live: Path | None) -> None:
         if timed is not None:
             if arm != "ar":
                 errors.append(abs(speedup / timed - 1))
-            cells += [f"{timed:.3f}", f"{speedup / timed - 1:+.1%}"]
+            cells += [f"{timed:.3f}", f"{speedup / timed - 1:+z.1%}"]
         table.add_row(*cells)
     Console(width=None if Console().is_terminal else 120).print(table)
     if errors:

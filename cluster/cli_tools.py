@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def drafters(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this drafter.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this drafter.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Every drafter with its options: name, type, default, meaning, presets."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -13,12 +14,15 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from runmaker import Facts, RunMaker
 from typer.testing import CliRunner
 
-from dfbench.analysis import open_run
-from dfbench.analysis.compare import Change, parse_condition
+from dfbench.analysis import open_run, report_markup
+from dfbench.analysis.compare import Change, Comparison, parse_condition
+from dfbench.analysis.console import comparison
 from dfbench.analysis.query import run_query
+from dfbench.analysis.stats import Interval
 from dfbench.cluster import cli_sqlshell, upkeep
 from dfbench.cluster.cli import app
 from dfbench.errors import QueryError, RunError
@@ -156,6 +160,23 @@ def test_a_run_compared_with_itself_has_not_changed(make: Make) -> None:
     run = made(make())
     printed = dfbench("compare", run, run, "--fail-if", "mat < -1%", "--fail-if", "speedup > +0.001")
     assert "Nothing in the set-up differs." in printed
+
+
+def test_what_rounds_to_zero_has_no_sign(make: Make) -> None:
+    change = Change("code", "pld", "mat", 9, 2.0, 1.9999, -0.00003, Interval(-0.00004, 0.00001))
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(comparison(Comparison([change], [], 0, 0)))
+    shown = " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "+0.0 % +0.0…+0.0 %" in shown and "mat of pld on code: +0.00 %, interval +0.00…+0.00" in shown
+    assert "-0" not in shown
+    assert dfbench("sql", made(make(), prompts=1), "select -0.0::double as z", "--format", "markdown").endswith(
+        "| 0 |\n"
+    )
+    assert report_markup.number(-0.001) == "0.00"
+    assert str(report_markup.figure_cell(-0.001, -0.004, 0.0)).count("-") == 0
+    for folder in ("analysis", "cluster", "workers"):
+        for module in (Path(__file__).resolve().parents[2] / folder).glob("*.py"):
+            assert not re.search(r":\+,?\.\d", module.read_text(encoding="utf-8")), f"{module}: write z after the +"
 
 
 def test_a_change_is_paired_judged_and_can_fail(make: Make) -> None:
