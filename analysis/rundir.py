@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,12 @@ from dfbench.errors import RunError
 RUNS = Path("runs")
 LEDGER_FILE = "ledger.db"
 PROMPTS_FILE = "prompts.parquet"
+SUMS = "sums"
 _NO_SETTINGS = "what the run was begun with cannot be read (its ledger's entry 'run' is not JSON)"
+_LEFT_OUT = {
+    False: "its shards are left out (submit the sweep again to run them anew)",
+    True: "step rows are added up in their place",
+}
 _FOLDERS = ("records", "log")
 _FILES = (LEDGER_FILE, PROMPTS_FILE, "sweep.yaml", "driver.lock", "run.sql")
 
@@ -123,7 +128,8 @@ def inspect(run: Path) -> RunDir:
                 "select worker_id from workers where facts <> '' and not json_valid(facts)"
             ).fetchall()
             broken = _broken(run, files)
-            lost = _same_commit(ledger, broken) if broken else set()
+            sums = {name for name, table, _ in files if table == SUMS}
+            lost = _same_commit(ledger, broken, sums) if broken else set()
         finally:
             ledger.close()
     except sqlite3.Error as error:
@@ -138,7 +144,7 @@ def inspect(run: Path) -> RunDir:
     if unread:
         who = ", ".join(worker for (worker,) in unread)
         found.problems.append(Problem("workers", f"what worker {who} said of itself is no JSON: figures lack it."))
-    found.problems += _file_problems(broken, lost) + _job_problems(states, meta.get("state", ""), begun)
+    found.problems += _file_problems(broken, lost, sums) + _job_problems(states, meta.get("state", ""), begun)
     names: dict[str, list[str]] = {table: [] for table in RECORDS}
     for name, table, _ in files:
         if table in names and name not in lost:
@@ -166,10 +172,13 @@ def _broken(run: Path, files: Iterable[tuple[str, str, int]]) -> dict[str, str]:
     return broken
 
 
-def _same_commit(ledger: sqlite3.Connection, broken: Iterable[str]) -> set[str]:
-    """Every live file that shares a shard with a broken one: half of a shard's tables would give wrong figures."""
-    lost: set[str] = set()
-    for name in broken:
+def _same_commit(ledger: sqlite3.Connection, broken: Iterable[str], sums: Collection[str]) -> set[str]:
+    """Every live file that shares a shard with a broken one: half of a shard's tables would give wrong figures.
+
+    Broken `sums` go alone: what they lack is added up from the step rows.
+    """
+    lost = {name for name in broken if name in sums}
+    for name in set(broken) - lost:
         rows = ledger.execute(
             "select distinct other.name from file_shards mine join file_shards other using (shard_id) "
             "where mine.name = ?",
@@ -179,11 +188,8 @@ def _same_commit(ledger: sqlite3.Connection, broken: Iterable[str]) -> set[str]:
     return lost
 
 
-def _file_problems(broken: dict[str, str], lost: set[str]) -> list[Problem]:
-    problems = [
-        Problem("file", f"{name} {state}; its shards are left out (submit the sweep again to run them anew).")
-        for name, state in broken.items()
-    ]
+def _file_problems(broken: dict[str, str], lost: set[str], sums: Collection[str]) -> list[Problem]:
+    problems = [Problem("file", f"{name} {state}; {_LEFT_OUT[name in sums]}.") for name, state in broken.items()]
     others = len(lost) - len(broken)
     if others > 0:
         problems.append(Problem("file", f"{others} whole files of the same commits are left out with them."))
@@ -233,7 +239,10 @@ def _source(found: RunDir, table: str, files: list[str], known: Iterable[str]) -
     columns = {column for schema in schemas for column in schema.names}
     absent = [column for column in known if column not in columns]
     if schemas and absent:
-        found.problems.append(Problem("columns", f"{table} has no {', '.join(absent)}: they read as NULL."))
+        instead = _LEFT_OUT[True] if table == SUMS else "they read as NULL"
+        found.problems.append(Problem("columns", f"{table} has no {', '.join(absent)}: {instead}."))
+        if table == SUMS:
+            return Source((), frozenset(), mixed=False)
     mixed = any(schema.names != schemas[0].names for schema in schemas)
     return Source(tuple(readable), frozenset(columns.intersection(known)), mixed)
 

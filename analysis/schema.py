@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The newest record schema that the views know."""
 
 _IDENTITY = {
@@ -79,6 +79,20 @@ RECORDS: Mapping[str, Mapping[str, str]] = {
         "top2_id": "INTEGER",
         "top2_logit": "FLOAT",
         "top_ties": "INTEGER",
+    },
+    "sums": {
+        **_IDENTITY,
+        "steps": "BIGINT",
+        "drafted_steps": "BIGINT",
+        "proposed": "BIGINT",
+        "accepted": "BIGINT",
+        "emitted": "BIGINT",
+        "step_ns": "BIGINT",
+        "draft_ns": "BIGINT",
+        "forward_ns": "BIGINT",
+        "ar_job_id": "VARCHAR",
+        "passes_past_ar": "BIGINT",
+        "ar_pass_ns": "BIGINT",
     },
     "witness": {
         "run_id": "VARCHAR",

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.ledger_schema import KINDS, Failure, Outcome, RecordFile
 from dfbench.cluster.run_place import sync_folder
+from dfbench.cluster.sums import sums_of
 from dfbench.workers.checks import JobKey, breaches
 from dfbench.workers.faults import reach
 from dfbench.workers.parts import JobOutcome, Part
@@ -31,7 +32,10 @@ from dfbench.workers.records import SCHEMAS
 from dfbench.workers.spec import GuardSpec, ShardSpec
 
 RECORDS = "records"
-_NAMES = ["run_id", "job_id", "workload", "prompt_id", "arm", "device", "shard_id", "worker_id", "drafter", "model"]
+_NAMES = [
+    "run_id", "job_id", "ar_job_id", "workload", "prompt_id", "arm", "device", "shard_id", "worker_id", "drafter",
+    "model",
+]  # fmt: skip
 _COUNTS = [
     "attempt", "step", "position", "queries", "padding", "drafted", "depth", "accepted", "emitted", "top_ties",
 ]  # fmt: skip
@@ -114,6 +118,7 @@ class Committer:
         if bad or dropped:
             refused = bad.keys() | dropped.keys()
             tables = {name: _without(table, refused) for name, table in tables.items()}
+        tables["sums"] = sums_of(tables["jobs"], tables["steps"])
         outcomes = [_settle(shard, bad, {job_id for job_id, _ in dropped}) for shard in self._waiting]
         reach("commit.before_write")
         files = write_files(self._ledger.run_dir, tables, generation=0, number=self._number)
@@ -180,7 +185,9 @@ def encode(table: pa.Table) -> pa.Buffer:
         table,
         sink,
         compression="zstd",
-        use_dictionary=[name for name in DICTIONARY if name in table.schema.names],
+        use_dictionary=[
+            entry.name for entry in table.schema if entry.name in DICTIONARY and entry.type not in ENCODINGS
+        ],
         column_encoding={entry.name: ENCODINGS[entry.type] for entry in table.schema if entry.type in ENCODINGS},
         row_group_size=ROW_GROUP,
         write_page_checksum=True,

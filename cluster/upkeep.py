@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from dfbench.cluster.commit import RECORDS, next_number, sha256, write_files
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.ledger_schema import RecordFile
+from dfbench.cluster.sums_upkeep import add_sums, verify_sums
 from dfbench.workers.actor import WARMUP_PREFIX
 from dfbench.workers.checks import breaches
 from dfbench.workers.faults import reach
@@ -38,14 +39,22 @@ def recover(ledger: Ledger) -> list[str]:
     orphans = remove_orphans(ledger)
     if orphans:
         notes.append(f"removed {len(orphans)} files of a commit that never happened.")
-    broken = {file.name: reason for file in ledger.files() if (reason := damage(ledger.run_dir, file))}
-    if broken:
-        again = set().union(*(ledger.shards_of(name) for name in broken))
-        drop_shards(ledger, again, broken.keys())
-        listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(broken.items()))
-        notes.append(f"{len(again)} shards will run again, since their records cannot be trusted: {listed}.")
+    broken = {file: reason for file in ledger.files() if (reason := damage(ledger.run_dir, file))}
+    sums = {file.name: reason for file, reason in broken.items() if file.table == "sums"}
+    others = {file.name: reason for file, reason in broken.items() if file.name not in sums}
+    if others:
+        again = set().union(*(ledger.shards_of(name) for name in others))
+        drop_shards(ledger, again, others.keys() | sums.keys())
+        notes.append(f"{len(again)} shards will run again, since their records cannot be trusted: {_listed(others)}.")
+    if sums:
+        count = add_sums(ledger, instead=() if others else sums)
+        notes.append(f"the sums of {count} jobs were added up again, since they cannot be trusted: {_listed(sums)}.")
     redo(ledger)
     return notes
+
+
+def _listed(broken: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({reason})" for name, reason in sorted(broken.items()))
 
 
 def redo(ledger: Ledger, busy: Collection[str] = ()) -> bool:
@@ -118,9 +127,13 @@ def _without_shards(table: pa.Table, shards: set[str], jobs: set[str]) -> pa.Tab
 
 
 def compact(ledger: Ledger, *, at_least: int = COMPACT_AT) -> bool:
-    """Merge small files when there are this many, into a new generation; whether that was so."""
+    """Merge small files when there are this many, into a new generation; whether anything changed.
+
+    Jobs of a run of schema 1 get their sums.
+    """
     if ledger.file_count() < at_least:
         return False
+    added = add_sums(ledger)
     generation, number = ledger.next_generation(), next_number(ledger)
     new: list[RecordFile] = []
     holds: dict[str, set[str]] = {}
@@ -138,10 +151,9 @@ def compact(ledger: Ledger, *, at_least: int = COMPACT_AT) -> bool:
             for file in written:
                 holds[file.name] = set().union(*(ledger.shards_of(old.name) for old in group))
             retired |= {file.name for file in group}
-    if not new:
-        return False
-    _switch(ledger, new, holds, retired)
-    return True
+    if new:
+        _switch(ledger, new, holds, retired)
+    return bool(new or added)
 
 
 def _switch(
@@ -194,6 +206,7 @@ def verify(run_dir: Path) -> list[str]:
         for tables in _portions(ledger):
             found = breaches(tables["jobs"], tables["steps"], tables["tokens"], eos_ids)
             findings += found.values()
+        findings += verify_sums(ledger)
         findings += _check_plan(ledger)
     return findings
 

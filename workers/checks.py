@@ -27,7 +27,7 @@ class _Rows:
         self.first = np.zeros(len(jobs), dtype=np.int64)
         self.size = np.zeros(len(jobs), dtype=np.int64)
         self.owner = np.full(self.count, -1, dtype=np.int64)
-        starts, keys = _runs(table)
+        starts, keys = runs(table)
         ends = np.append(starts[1:], self.count)[: len(starts)]
         for start, end, key in zip(starts.tolist(), ends.tolist(), keys, strict=True):
             owner = jobs.get(key)
@@ -41,7 +41,7 @@ class _Rows:
         self.number = np.arange(self.count) - self.first[self.owner] if self.count else np.zeros(0, dtype=np.int64)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return _numpy(self.table[name])
+        return as_numpy(self.table[name])
 
     def flag(self, bad: np.ndarray, found: _Found, message: Callable[[int], str]) -> None:
         """Note the bad rows; of each job, the first one counts."""
@@ -80,15 +80,15 @@ def breaches(jobs: pa.Table, steps: pa.Table, tokens: pa.Table, eos_ids: Collect
 
     `eos_ids`: the ids that end an output; none where the sweep ignores them. Token rows are optional a job.
     """
-    keys: list[JobKey] = list(zip(jobs["job_id"].to_pylist(), jobs["attempt"].to_pylist(), strict=True))
+    keys = job_keys(jobs)
     found = _Found(keys)
     places: dict[JobKey, int] = {}
     for place, key in enumerate(keys):
         if places.setdefault(key, place) != place:
             found.add_key(key, "two job rows")
     outputs = jobs["output_ids"].combine_chunks()
-    lengths = _numpy(pc.list_value_length(outputs))
-    flat = _numpy(pc.list_flatten(outputs))
+    lengths = as_numpy(pc.list_value_length(outputs))
+    flat = as_numpy(pc.list_flatten(outputs))
     ends = np.cumsum(lengths)
     _check_outputs(jobs, lengths, flat, ends, eos_ids, found)
     step_rows = _Rows(steps, places, found, "step")
@@ -102,7 +102,7 @@ def breaches(jobs: pa.Table, steps: pa.Table, tokens: pa.Table, eos_ids: Collect
 def _check_outputs(
     jobs: pa.Table, lengths: np.ndarray, flat: np.ndarray, ends: np.ndarray, eos_ids: Collection[int], found: _Found
 ) -> None:
-    caps = _numpy(jobs["max_new_tokens"])
+    caps = as_numpy(jobs["max_new_tokens"])
     reasons = np.asarray(jobs["finish_reason"].to_pylist(), dtype=object)
     found.flag((lengths < 1) | (lengths > caps), lambda j: f"{lengths[j]} output tokens at a cap of {caps[j]}")
     is_eos = np.isin(flat, list(eos_ids)) if eos_ids else np.zeros(len(flat), dtype=bool)
@@ -164,7 +164,7 @@ def _check_times(jobs: pa.Table, rows: _Rows, found: _Found) -> None:
     rows.flag(timed & (phases.sum(axis=0) > step_ns), found, lambda r: f"step {number[r]} is shorter than its phases")
     total = np.zeros(len(rows.first), dtype=np.int64)
     np.add.at(total, owner[owner >= 0], np.where(timed, step_ns, 0)[owner >= 0])
-    decode = _numpy(jobs["decode_ns"])
+    decode = as_numpy(jobs["decode_ns"])
     found.flag(total > decode, lambda j: f"its steps take {total[j]} ns, its decode {decode[j]} ns", AFTER_ROWS)
 
 
@@ -186,7 +186,7 @@ def _check_tokens(
     swapped = (rows["top1_logit"] < rows["top2_logit"]) | (ties < 1)
     rows.flag(usable & swapped, found, lambda r: f"token {number[r]} has its top two swapped")
     # The step of a token follows from the step rows: position 0 has none, then each step has as many as it emitted.
-    step_of = _numpy(pc.fill_null(rows.table["step"], -1))
+    step_of = as_numpy(pc.fill_null(rows.table["step"], -1))
     emitting = np.repeat(steps["step"], np.maximum(steps["emitted"], 0)) if steps.count else np.zeros(0, dtype=np.int64)
     offset = np.cumsum(np.maximum(steps["emitted"], 0)) - np.maximum(steps["emitted"], 0)
     base = np.where(steps.size > 0, offset[np.minimum(steps.first, max(steps.count - 1, 0))] if steps.count else 0, 0)
@@ -195,20 +195,25 @@ def _check_tokens(
     rows.flag(usable & (step_of != due), found, lambda r: f"token {number[r]} names step {step_of[r]}, not {due[r]}")
 
 
-def _runs(table: pa.Table) -> tuple[np.ndarray, list[JobKey]]:
+def job_keys(table: pa.Table) -> list[JobKey]:
+    """Whose each row is."""
+    return list(zip(table["job_id"].to_pylist(), table["attempt"].to_pylist(), strict=True))
+
+
+def runs(table: pa.Table) -> tuple[np.ndarray, list[JobKey]]:
     """Where the rows of each job begin, and whose they are."""
     if not table.num_rows:
         return np.zeros(0, dtype=np.int64), []
     names = table["job_id"].combine_chunks()
     encoded = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
-    codes, attempts = _numpy(encoded.indices), _numpy(table["attempt"])
+    codes, attempts = as_numpy(encoded.indices), as_numpy(table["attempt"])
     changed = (codes[1:] != codes[:-1]) | (attempts[1:] != attempts[:-1])
     starts = np.concatenate(([0], np.flatnonzero(changed) + 1))
     labels = encoded.dictionary.to_pylist()
     return starts, [(labels[codes[start]], int(attempts[start])) for start in starts.tolist()]
 
 
-def _numpy(column: Any) -> np.ndarray:
+def as_numpy(column: Any) -> np.ndarray:
     """A column as int64 or float64; nulls become 0."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if array.null_count:

@@ -2,6 +2,7 @@
 
 Schema history:
     1  the first.
+    2  `sums`: what the step rows of each job come to, so that the headline figures need not read them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dfbench.workers.loop import Step, Trace
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
 from dfbench.workers.target import Evidence
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _IDENTITY = [
     pa.field("run_id", pa.string(), nullable=False),
@@ -108,6 +109,25 @@ TOKENS = _schema(
     ],
 )
 
+SUMS = _schema(
+    "sums",
+    [
+        *_IDENTITY,
+        pa.field("steps", pa.int64(), nullable=False),
+        pa.field("drafted_steps", pa.int64(), nullable=False),
+        pa.field("proposed", pa.int64(), nullable=False),
+        pa.field("accepted", pa.int64(), nullable=False),
+        pa.field("emitted", pa.int64(), nullable=False),
+        pa.field("step_ns", pa.int64()),  # times are null where no step has one
+        pa.field("draft_ns", pa.int64()),
+        pa.field("forward_ns", pa.int64()),
+        pa.field("ar_job_id", pa.string()),  # the AR job that it is compared with; null where there is none
+        pa.field("passes_past_ar", pa.int64()),  # passes that begin behind the end of AR's output; null for AR's own
+        pa.field("ar_pass_ns", pa.int64()),  # AR's step times at the positions of the other passes
+    ],
+)
+"""One row a job: its rows of `steps` added up at the commit (cluster/sums.py), and what it is to be compared with."""
+
 WITNESS = _schema(
     "witness",
     [
@@ -156,6 +176,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     "jobs": JOBS,
     "steps": STEPS,
     "tokens": TOKENS,
+    "sums": SUMS,
     "witness": WITNESS,
     "calibration": CALIBRATION,
 }

@@ -1,5 +1,6 @@
--- view (made once): job_passes: one job that ran at least one step; its step rows added up, and its passes in the order
---   in which they were read. The headline views read the steps of a run here, once.
+-- view (made once): job_passes: one job of `unsummed` that ran at least one step; its step rows added up, and its passes
+--   in the order in which they were read. The headline views read step rows here alone, once; where every job has its
+--   row of `sums`, not at all.
 -- columns: job_id VARCHAR, attempt INTEGER, steps BIGINT, drafted_steps BIGINT, proposed BIGINT (tokens), accepted
 --   BIGINT (tokens), emitted BIGINT (tokens), step_ns BIGINT (ns), draft_ns BIGINT (ns), forward_ns BIGINT (ns),
 --   positions INTEGER[] (of the first token that each pass emits), times BIGINT[] (step_ns of each pass, ns)
@@ -18,4 +19,5 @@ select
     list(position) as positions,
     list(step_ns) as times
 from steps
+semi join unsummed using (job_id, attempt)
 group by job_id, attempt;

@@ -11,32 +11,6 @@
 --   tokens, s), e2e_s DOUBLE (that with before_s; of a job that has wall time alone, its wall time, where it gave as many
 --   tokens as AR), ar_e2e_s DOUBLE (s, where e2e_s is known)
 create or replace view pairs as
-with outputs as materialized (
-    select shard_id, attempt, prompt_id, repeat, device, job_id, arm, drafter, warmup, pair_only, output_ids
-    from raw_jobs
-),
-baselines as (
-    select shard_id, attempt, prompt_id, repeat, device, job_id, output_ids
-    from outputs
-    where drafter = 'ar' and not warmup
-    qualify row_number() over (
-        partition by shard_id, attempt, prompt_id, repeat, device order by arm <> 'ar', arm, pair_only
-    ) = 1
-),
-couples as (
-    select
-        outputs.job_id, outputs.attempt,
-        baselines.job_id as ar_job_id,
-        len(outputs.output_ids) - 1 as tokens,
-        len(baselines.output_ids) - 1 as ar_tokens,
-        case
-            when tokens <> ar_tokens then false
-            -- Says the same as outputs.output_ids = baselines.output_ids in a third of the time.
-            else list_distance(outputs.output_ids::double[], baselines.output_ids::double[]) = 0
-        end as identical
-    from outputs
-    left join baselines using (shard_id, attempt, prompt_id, repeat, device)
-)
 select
     mine.run_id, mine.job_id, mine.attempt, mine.shard_id, mine.workload, mine.arm, mine.device, mine.model,
     mine.revision, mine.dtype, mine.engine, mine.stack, mine.drafter, mine.cache, mine.worker_id, mine.prompt_id,
@@ -46,7 +20,7 @@ select
     mine.steps, mine.drafted_steps, mine.proposed, mine.accepted, mine.emitted, mine.decode_s,
     mine.draft_s, mine.forward_s,
     mine.start_s + mine.prefill_s as before_s,
-    ar_job_id,
+    couples.ar_job_id,
     ar_tokens::integer as ar_tokens,
     ar.steps as ar_steps,
     ar.decode_s as ar_decode_s,

@@ -12,19 +12,31 @@ with plain as (
         end as cost
     from job_passes
     where (job_id, attempt) in (select ar_job_id, attempt from pairs)
+),
+passes as (
+    select job_id, attempt, passes_past_ar, ar_pass_ns
+    from raw_sums
+    anti join unsummed using (job_id, attempt)
+    union all
+    select
+        pairs.job_id,
+        pairs.attempt,
+        case when tokens > ar_tokens then len(list_filter(positions, lambda p: p > len(cost))) else 0 end,
+        list_sum(list_select(cost, positions))::bigint
+    from pairs
+    join job_passes using (job_id, attempt)
+    join plain on plain.job_id = pairs.ar_job_id and plain.attempt = pairs.attempt
+    where drafter <> 'ar'
 )
 select
     pairs.job_id,
     pairs.attempt,
-    case
-        when tokens > ar_tokens then len(list_filter(positions, lambda p: p > len(cost)))
-        else 0
-    end as passes_past_ar,
-    coalesce(list_sum(list_select(cost, positions)), 0)
-        + case when passes_past_ar > 0 then passes_past_ar * list_avg(cost) else 0 end as ar_pass_ns
+    passes_past_ar,
+    coalesce(ar_pass_ns, 0)
+        + case when passes_past_ar > 0 then passes_past_ar * (ar.step_ns / ar.steps) else 0 end as ar_pass_ns
 from pairs
-join job_passes using (job_id, attempt)
-join plain on plain.job_id = pairs.ar_job_id and plain.attempt = pairs.attempt
+join passes using (job_id, attempt)
+left join step_totals as ar on ar.job_id = pairs.ar_job_id and ar.attempt = pairs.attempt
 where comparable and drafter <> 'ar'
 union all
 select job_id, attempt, 0 as passes_past_ar, ar_decode_s * 1e9 as ar_pass_ns

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from runmaker import Facts, prompt_table, write_file, write_ledger
 
+from dfbench.cluster.sums import sums_of
 from dfbench.workers.records import JOBS, STEPS, TOKENS
 
 ARMS = ("ar", "pld", "cacheback", "tree", "suffix", "recycle")
@@ -39,6 +40,7 @@ def make_bulk(
         names = [f"p{index:06}" for index in range(start, min(start + per_file, prompts))]
         group = _Group(generator, names, tokens, arms, diverging)
         tables = {"jobs": group.jobs(), "steps": group.steps(), "tokens": group.tokens()}
+        tables["sums"] = sums_of(tables["jobs"], tables["steps"])
         covered = {f"shard-{name}" for name in names}
         files += [(*write_file(path, table, rows, number), covered) for table, rows in tables.items()]
         plan += group.plan()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -21,6 +21,14 @@ def one(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
     """The only row of a query, floats rounded to what can be worked out by hand."""
     [row] = con.sql(query).to_arrow_table().to_pylist()
     return {name: round(value, 9) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def to_twelve_places(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with floats to 12 places of their own size: sums of floats depend on the order of rows in the last ones."""
+    return [
+        {name: float(f"{value:.11e}") if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def two_prompts(run: RunMaker) -> RunMaker:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from dfbench.cluster.commit import encode
 from dfbench.cluster.ledger_schema import INDEXES, SCHEMA
+from dfbench.cluster.sums import sums_of
 from dfbench.workers.loop import Step, Trace
 from dfbench.workers.records import CALIBRATION, SCHEMAS, JobRecord, WorkerFacts, job_record
 from dfbench.workers.spec import ArmSpec, JobSpec, PromptSpec, ShardSpec, TargetSpec
@@ -181,8 +182,11 @@ class RunMaker:
         row = {**self.facts.__dict__, **facts, **more, "run_id": self.run_id, "kind": kind}
         self.calibration.append({**row, "sample": sample, "ns": int(us * 1000)})
 
-    def write(self, groups: int = 1, *, sweep: str = "made", state: str = "done") -> Path:
-        """Make the run directory with its records in `groups` commits; returns its path."""
+    def write(self, groups: int = 1, *, sweep: str = "made", state: str = "done", sums: bool = True) -> Path:
+        """Make the run directory with its records in `groups` commits; returns its path.
+
+        Without `sums` it is as schema 1 had it: step rows alone.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         files = []
         size = -(-len(self.records) // groups) if self.records else 1
@@ -190,6 +194,8 @@ class RunMaker:
             chunk = self.records[start : start + size]
             tables = {name: pa.concat_tables([getattr(r, name) for _, r in chunk]) for name in ("jobs", "steps")}
             tables["tokens"] = pa.concat_tables([record.tokens for _, record in chunk])
+            if sums:
+                tables["sums"] = sums_of(tables["jobs"], tables["steps"])
             files += [(*write_file(self.path, name, tables[name], number), {s for s, _ in chunk}) for name in tables]
         if self.calibration:
             table = pa.Table.from_pylist(self.calibration, schema=CALIBRATION)

@@ -73,6 +73,34 @@ def an_output_cut_short(patch: Patch) -> None:
     patch.setattr(commit, "write_files", mutant)
 
 
+def draftless_steps_dropped(patch: Patch) -> None:
+    """The commit adds up only the steps that had a draft; AR has none, and keeps its own."""
+    _wrong_sums(
+        patch, "steps", lambda sums: pc.if_else(pc.equal(sums["arm"], "ar"), sums["steps"], sums["drafted_steps"])
+    )
+
+
+def drafts_counted_twice(patch: Patch) -> None:
+    """In the sums alone: MAT and speedup do not show it."""
+    _wrong_sums(patch, "proposed", lambda sums: pc.multiply(sums["proposed"], 2))
+
+
+def _wrong_sums(patch: Patch, name: str, wrong: Callable[[pa.Table], Any]) -> None:
+    sound = commit.sums_of
+
+    def mutant(jobs: pa.Table, steps: pa.Table) -> pa.Table:
+        sums = sound(jobs, steps)
+        return sums.set_column(sums.schema.get_field_index(name), sums.schema.field(name), wrong(sums))
+
+    patch.setattr(commit, "sums_of", mutant)
+
+
+def sums_lost(run: Path) -> None:
+    """As in a run of schema 1: step rows alone."""
+    with Ledger.open(run) as ledger:
+        ledger.replace_files([], {}, [file.name for file in ledger.files("sums")])
+
+
 def edit(view: store.View, old: str, new: str) -> store.View:
     """The view with `new` for `old` wherever its SQL stands."""
     return view._replace(

@@ -40,8 +40,11 @@ from bugs_loop import (
 from bugs_records import (
     an_arm_without_outputs,
     an_output_cut_short,
+    draftless_steps_dropped,
+    drafts_counted_twice,
     edited_view,
     other_settings_in_the_ledger,
+    sums_lost,
     swapped_prompts,
     two_prompts_swapped,
     unchecked,
@@ -116,11 +119,14 @@ MUTANTS = [
     Mutant("an output cut short", by("rows", "divergence"), an_output_cut_short),
     Mutant("a job id that ignores an option", by("identity"), spoil=other_settings_in_the_ledger),
     Mutant("warm-up counted", by("figures"), edited_view("pairs", "not mine.warmup and ", ""), settings={"warm": True}),
+    Mutant("draftless steps dropped", by("figures"), draftless_steps_dropped),
     Mutant(
-        "draftless steps dropped",
+        "draftless steps dropped, without sums",
         by("figures"),
         edited_view("job_passes", "count(*) as steps", "count(*) filter (drafted > 0) as steps"),
+        spoil=sums_lost,
     ),
+    Mutant("every draft counted twice", by("figures"), drafts_counted_twice),
     Mutant("the beginning of text twice", by("prompts"), settings={"doubled": True}),
 ]
 
