@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -46,7 +47,7 @@ class NodeReport:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        return {**asdict(self), "versions": stack.as_written(self.versions)}
 
 
 def report(head: Head, token: str | None = None) -> list[NodeReport]:
@@ -58,10 +59,17 @@ def report(head: Head, token: str | None = None) -> list[NodeReport]:
     # A node that came back is a new node to Ray; the corpse of its former life is of no interest.
     dead = [node for node in head.nodes if not node.alive and node.name not in alive_names]
     latest = {node.name: node for node in dead}
+    listed = [*head.alive, *latest.values()]
     return [
-        _report(node, wanted, readings.get(node.node_id, {}), work.get(node.node_id, Work()))
-        for node in [*head.alive, *latest.values()]
+        _report(node, name, wanted, readings.get(node.node_id, {}), work.get(node.node_id, Work()))
+        for node, name in zip(listed, _names(listed), strict=True)
     ]
+
+
+def _names(nodes: Sequence[Node]) -> list[str]:
+    """What to call each node: its name, and where several nodes of one machine share one, the port they differ in."""
+    count = Counter(node.name for node in nodes)
+    return [node.name if count[node.name] == 1 else f"{node.name}:{node.port}" for node in nodes]
 
 
 def warnings(head: Head) -> list[str]:
@@ -98,16 +106,16 @@ def dashboard(head: Head, token: str | None = None) -> dict[str, dict[str, Any]]
     return {entry["raylet"]["nodeId"]: entry for entry in summary if entry.get("raylet", {}).get("nodeId")}
 
 
-def _report(node: Node, wanted: Mapping[str, str], reading: Mapping[str, Any], work: Work) -> NodeReport:
+def _report(node: Node, name: str, wanted: Mapping[str, str], reading: Mapping[str, Any], work: Work) -> NodeReport:
     memory = reading.get("mem") or (None, None)
     gpus = reading.get("gpus") or []
     mine = stack.versions(node.labels)
     return NodeReport(
-        name=node.name,
+        name=name,
         node_id=node.node_id,
         role="head" if node.is_head else "node",
         state=("busy" if work.shards else "idle") if node.alive else "dead",
-        device=node.labels.get(stack.DEVICE_LABEL) or (gpus[0]["name"] if gpus else "unknown"),
+        device=stack.device(node.labels) or (gpus[0]["name"] if gpus else "unknown"),
         devices=int(node.resources.get("GPU", 0)) or 1,
         memory_total=memory[0],
         memory_free=memory[1],

@@ -50,13 +50,28 @@ def differences(mine: Mapping[str, str], head: Mapping[str, str], here: str = "h
         own, other = mine.get(key), head.get(key)
         if own != other:
             name = ("plug-in " if key.startswith(PLUGIN_PREFIX) else "") + key.partition("/")[2]
-            found.append(f"{name} is {own or 'not installed'} {here} and {other or 'not installed'} on the head")
+            found.append(f"{name} is {_version(own)} {here} and {_version(other)} on the head")
     return found
 
 
 def phrases(labels: Mapping[str, str]) -> list[str]:
     """Versions as a person writes them."""
-    return [f"{key.partition('/')[2]} {value}" for key, value in sorted(labels.items())]
+    return [f"{key.partition('/')[2]} {value}" for key, value in sorted(as_written(labels).items())]
+
+
+def as_written(labels: Mapping[str, str]) -> dict[str, str]:
+    """Version labels with the versions as their packages give them."""
+    return {key: _version(value) for key, value in labels.items()}
+
+
+def _version(label: str | None) -> str:
+    """A version as its package gives it: what a label cannot hold of one is the plus before its local part."""
+    return label.replace("_", "+", 1) if label else "not installed"
+
+
+def device(labels: Mapping[str, str]) -> str:
+    """A node's device as a person reads it, "" where its labels do not say."""
+    return labels.get(DEVICE_LABEL, "").replace("_", " ")
 
 
 def label_value(text: str) -> str:

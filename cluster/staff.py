@@ -16,7 +16,7 @@ from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.ledger_schema import Failure
 from dfbench.cluster.pool import Device, Member, Node
 from dfbench.cluster.queue import Health
-from dfbench.cluster.stack import DEVICE_LABEL
+from dfbench.cluster.stack import device as device_of
 from dfbench.cluster.telling import Teller
 from dfbench.errors import ClusterError, UsageError
 from dfbench.workers.actor import Worker
@@ -121,7 +121,7 @@ class Staff:
     def _no_such_device(self) -> None:
         """Every device that is there is another one than was asked for: no use to wait, unless that is wanted."""
         wanted = str(self._terms.device)
-        there = {self._unlike.get(node.node_id) or node.labels.get(DEVICE_LABEL, "") for node in self._nodes} - {""}
+        there = {self._unlike.get(node.node_id) or device_of(node.labels) for node in self._nodes} - {""}
         if self._terms.patience_s is not None or not there or any(pool.is_device(wanted, name) for name in there):
             return
         raise UsageError(

@@ -293,7 +293,7 @@ def test_a_device_that_no_node_has_is_refused_at_once_with_those_there_are(
         drive(tmp_path, address, device="nosuch")  # known once a worker is there: these nodes have no labels
     bare, hired = pool.live_nodes, logged(tmp_path, "worker hired")
     monkeypatch.setattr(pool, "live_nodes", lambda: [node._replace(labels={DEVICE_LABEL: "cpu_x"}) for node in bare()])
-    with pytest.raises(UsageError, match="no node has a device 'nosuch', only cpu_x:"):
+    with pytest.raises(UsageError, match="no node has a device 'nosuch', only cpu x:"):
         drive(tmp_path, address, device="nosuch")  # known before one is
     assert logged(tmp_path, "worker hired") == hired
     with pytest.raises(ClusterError, match=r"no device could be had for \d+ s: `dfbench nodes` says what is wrong"):

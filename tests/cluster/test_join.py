@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_a_machine_like_the_head_joins(fake_head: FakeHead, started: list[tuple[
 
 @pytest.mark.parametrize("package", ["python", "ray", "torch", "transformers", "dfbench"])
 def test_another_version_is_refused_with_both_sides(fake_head: FakeHead, started: list[Any], package: str) -> None:
-    mine = stack.stack()[f"dfbench/{package}"]
+    mine = re.escape(stack.as_written(stack.stack())[f"dfbench/{package}"])
     fake_head.nodes[0].labels[f"dfbench/{package}"] = "9.9.9"
     with pytest.raises(ClusterError, match=rf"{package} is {mine} here and 9\.9\.9 on the head: install what the head"):
         join(fake_head.address, NO_MODEL, said()[1])

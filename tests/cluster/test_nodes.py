@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -86,7 +87,7 @@ def listed(fake_head: FakeHead, dashboard: Dashboard) -> Callable[..., NodeRepor
 def test_a_healthy_node_has_everything_but_problems(listed: Callable[..., NodeReport]) -> None:
     one = listed(labels={**stack.stack(), stack.DEVICE_LABEL: "NVIDIA_GeForce_RTX_5090"})
     assert (one.name, one.role, one.state) == ("10.0.0.2", "node", "idle")
-    assert one.device == "NVIDIA_GeForce_RTX_5090"
+    assert one.device == "NVIDIA GeForce RTX 5090"
     assert (one.memory_free, one.memory_total) == (50 * GB, 64 * GB)
     assert (one.device_memory_free, one.device_memory_total) == (31 * 2**30, 32 * 2**30)
     assert one.versions == stack.stack()
@@ -103,7 +104,7 @@ def test_a_healthy_node_has_everything_but_problems(listed: Callable[..., NodeRe
         ({"labels": {}}, "started without dfbench's labels: leave and use `dfbench join`"),
         (
             {"labels": {**stack.stack(), "dfbench/torch": "9.9"}},
-            f"torch is 9.9 there and {stack.stack()['dfbench/torch']} on the head",
+            f"torch is 9.9 there and {importlib.metadata.version('torch')} on the head",
         ),
     ],
 )
@@ -126,6 +127,25 @@ def test_a_node_that_came_back_is_listed_once(fake_head: FakeHead, dashboard: Da
         ("10.0.0.1", "idle"),
         ("10.0.0.2", "idle"),
     ]
+
+
+def test_two_nodes_of_one_machine_are_told_apart(fake_head: FakeHead, dashboard: Dashboard) -> None:
+    for port in (6380, 6480):
+        fake_head.add("10.0.0.2")
+        fake_head.nodes[-1].node_manager_port = port
+    names = [one.name for one in report(read_head(fake_head.address))]
+    assert names == ["10.0.0.1", "10.0.0.2:6380", "10.0.0.2:6480"]
+
+
+def test_versions_and_devices_are_shown_as_they_are_written_elsewhere(
+    listed: Callable[..., NodeReport], fake_head: FakeHead
+) -> None:
+    fake_head.nodes[0].labels["dfbench/torch"] = stack.label_value("2.13.0+cu128")
+    one = listed(labels={**stack.stack(), "dfbench/torch": stack.label_value("2.13.0+cpu")})
+    assert one.problems == ["torch is 2.13.0+cpu there and 2.13.0+cu128 on the head"]
+    assert "torch 2.13.0+cpu" in stack.phrases(one.versions)
+    assert one.as_json()["versions"]["dfbench/torch"] == "2.13.0+cpu"
+    assert stack.device({stack.DEVICE_LABEL: stack.label_value("NVIDIA H200")}) == "NVIDIA H200"
 
 
 def test_without_a_dashboard_memory_is_unknown(fake_head: FakeHead) -> None:
