@@ -24,6 +24,7 @@ from dfbench.drafters.base import Draft
 from dfbench.errors import EngineError, ModelError
 from dfbench.workers import models
 from dfbench.workers.evidence import TopTwo, top_two
+from dfbench.workers.growing_cache import GrowingCache
 from dfbench.workers.loading import load_model, output_head
 from dfbench.workers.spec import PromptSpec, TargetSpec
 from dfbench.workers.target import Evidence, Verdict
@@ -103,6 +104,7 @@ class TorchTarget:
         self.timer: ForwardTimer = forward_timer(self.device)
         self._top_two: TopTwo = top_two(self.device)
         self._cache: DynamicCache | None = None
+        self._growing = _growing_cache(model, spec)
         self._past = 0
         self._pending: list[int] = []
         self._rows = torch.empty(0)
@@ -116,7 +118,9 @@ class TorchTarget:
         return max(0, min(self.spec.max_queries - 1 - refed, room))
 
     def reserve(self, tokens: int) -> None:
-        """A request of this many tokens, prompt and answer, comes next: whoever needs to prepares for it untimed."""
+        """A request of this many tokens, prompt and answer, comes next: what it needs is prepared untimed."""
+        if self._growing is not None:
+            self._growing.reserve(min(tokens + self.spec.max_queries, self.context_limit))
 
     def engine_facts(self) -> dict[str, Any]:
         """What this engine built beside the model, for the worker's record."""
@@ -187,7 +191,11 @@ class TorchTarget:
 
     def _empty(self) -> None:
         """Forget every key and value."""
-        self._cache = None if self._recompute else DynamicCache(config=self.model.config)
+        if self._growing is not None:
+            self._growing.clear()
+            self._cache = self._growing
+        elif not self._recompute:
+            self._cache = DynamicCache(config=self.model.config)
 
     def _run(self, inputs: dict[str, Any], rows: int) -> torch.Tensor:
         """The forward: logits [rows, vocabulary] of the last fed tokens."""
@@ -267,6 +275,14 @@ def check_cache(model: PreTrainedModel) -> None:
                 f"the model '{model.config.model_type}' has {type(layer).__name__} layers, whose cache cannot be"
                 " cropped after a rejected draft: choose a model with full attention in every layer."
             )
+
+
+def _growing_cache(model: PreTrainedModel, spec: TargetSpec) -> GrowingCache | None:
+    """The cache of engine `cached`; None for the others, and for attention that would copy keys and values that do not
+    lie next to one another, as eager attention's products do."""
+    if spec.engine != "cached" or model.config._attn_implementation != "sdpa":
+        return None
+    return GrowingCache(model.config)
 
 
 def use_logits_dtype(model: PreTrainedModel, dtype: str | None) -> None:

@@ -67,7 +67,7 @@ def compaction_moves_keys_only(patch: Patch) -> None:
         values = [layer.values.clone() for layer in layers]
         compact(layers, start, path)
         for layer, kept in zip(layers, values, strict=True):
-            layer.values = kept
+            layer.values.copy_(kept)
 
     patch.setattr(engine, "compact", mutant)
 
