@@ -5,19 +5,26 @@
 --   BIGINT (tokens), emitted BIGINT (tokens), step_ns BIGINT (ns), draft_ns BIGINT (ns), forward_ns BIGINT (ns),
 --   positions INTEGER[] (of the first token that each pass emits), times BIGINT[] (step_ns of each pass, ns)
 create or replace view job_passes as
+with added as (
+    select
+        job_id,
+        attempt,
+        count(*) as steps,
+        count(*) filter (drafted > 0) as drafted_steps,
+        sum(drafted)::bigint as proposed,
+        sum(accepted)::bigint as accepted,
+        sum(emitted)::bigint as emitted,
+        sum(step_ns)::bigint as step_ns,
+        sum(draft_ns)::bigint as draft_ns,
+        sum(forward_ns)::bigint as forward_ns,
+        list(position) as positions,
+        list(step_ns) as times
+    from steps
+    -- Ends the reading of step rows before it begins where there is no such job.
+    cross join (select 1 from unsummed limit 1)
+    group by job_id, attempt
+)
 select
-    job_id,
-    attempt,
-    count(*) as steps,
-    count(*) filter (drafted > 0) as drafted_steps,
-    sum(drafted)::bigint as proposed,
-    sum(accepted)::bigint as accepted,
-    sum(emitted)::bigint as emitted,
-    sum(step_ns)::bigint as step_ns,
-    sum(draft_ns)::bigint as draft_ns,
-    sum(forward_ns)::bigint as forward_ns,
-    list(position) as positions,
-    list(step_ns) as times
-from steps
-semi join unsummed using (job_id, attempt)
-group by job_id, attempt;
+    job_id, attempt, steps, drafted_steps, proposed, accepted, emitted, step_ns, draft_ns, forward_ns, positions, times
+from added
+semi join unsummed using (job_id, attempt);
