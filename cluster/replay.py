@@ -163,20 +163,27 @@ def _sha(source: Source, sweep: Sweep, options: ReplayOptions) -> str:
 
 
 def create(run_dir: Path, replay: Replay) -> None:
-    """Read the source into a new run. Raises UsageError where nothing in it can be replayed; then nothing is left."""
+    """Read the source into a new run. Raises UsageError where nothing in it can be replayed; then nothing is left.
+
+    Raises RunError where another process writes there at this moment, and leaves what that one writes.
+    """
     made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        _write(run_dir, replay)
+        with run_place.driver_lock(run_dir):
+            if run_place.exists(run_dir):
+                raise RunError(f"{run_dir} was taken by another replay just now: give the command again.")
+            try:
+                _write(run_dir, replay)
+            except BaseException:
+                _clear(run_dir, made)
+                raise
     except OSError as error:
         raise RunError(f"the run cannot be written to {run_dir}: {error.strerror or error}.") from error
-    except BaseException:
-        _clear(run_dir, made)
-        raise
 
 
 def _clear(run_dir: Path, made: list[Path]) -> None:
-    for name in (PROMPTS_FILE, f".{PROMPTS_FILE}.part", ".shards.part", runs.SWEEP_FILE):
+    for name in (PROMPTS_FILE, f".{PROMPTS_FILE}.part", runs.SHARDS_PART, runs.SWEEP_FILE, run_place.LOCK_FILE):
         (run_dir / name).unlink(missing_ok=True)
     for folder in made:
         if folder.is_dir() and not any(folder.iterdir()):
@@ -188,7 +195,7 @@ def _write(run_dir: Path, replay: Replay) -> None:
     sweep = _hidden_ends(replay.sweep, mask)
     recordings: Iterable[Recording] = replay.source
     planner = _Planner(sweep, replay)
-    spool = run_dir / ".shards.part"
+    spool = run_dir / runs.SHARDS_PART
     with spool.open("w", encoding="utf-8") as shards:
         write_prompts(run_dir, planner.pass_through(masked(recordings, mask) if mask else recordings, shards))
     sweep = sweep.model_copy(update={"workloads": _workloads(planner, sweep)})
@@ -316,7 +323,15 @@ def read_shards(spool: Path) -> Iterator[PlannedShard]:
 
 
 def forget_ids(run_dir: Path) -> None:
-    """Take every token id out of a finished run's prompts: counts and step rows stay."""
+    """Take every token id out of a finished run's prompts: counts and step rows stay.
+
+    Raises RunError where a driver is at work on the run, which needs them.
+    """
+    with run_place.driver_lock(run_dir):
+        _forget_ids(run_dir)
+
+
+def _forget_ids(run_dir: Path) -> None:
     path, partial = run_dir / PROMPTS_FILE, run_dir / f".{PROMPTS_FILE}.part"
     with pq.ParquetFile(path) as file, pq.ParquetWriter(partial, PROMPTS, compression="zstd") as writer:
         for batch in file.iter_batches(batch_size=4096):

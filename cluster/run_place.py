@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -70,6 +71,7 @@ def driver_lock(run_dir: Path) -> Iterator[None]:
     with (run_dir / LOCK_FILE).open("a+") as handle:
         try:
             _seize(handle)
+            _require_same(handle, run_dir / LOCK_FILE)
         except OSError as error:
             raise RunError(f"another driver{_holder(handle, run_dir)}") from error
         handle.truncate(0)
@@ -101,6 +103,12 @@ def _seize(handle: IO[str]) -> None:
             if look == _LOOKS - 1:
                 raise
             time.sleep(_LOOK_S)
+
+
+def _require_same(handle: IO[str], path: Path) -> None:
+    """Raise OSError where who held the seat has removed it since, so that the next one takes another."""
+    if not path.exists() or not os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
 
 def _holder(handle: IO[str], run_dir: Path) -> str:

@@ -17,7 +17,10 @@ from dfbench.errors import DfbenchError, RunError
 RUNS = Path("runs")
 LATEST = "latest"
 SWEEP_FILE = "sweep.yaml"
-_LEFTOVERS = {SWEEP_FILE, PROMPTS_FILE, f".{PROMPTS_FILE}.part", f".{LEDGER_FILE}.part", run_place.LOCK_FILE}
+SHARDS_PART = ".shards.part"
+"""A replay's shards, until its ledger has them."""
+_PARTS = {f".{PROMPTS_FILE}.part", f".{LEDGER_FILE}.part", SHARDS_PART}
+_LEFTOVERS = {SWEEP_FILE, PROMPTS_FILE, run_place.LOCK_FILE, *_PARTS}
 """What a submit that was stopped before its plan was complete may have left in a run directory."""
 
 

@@ -228,6 +228,22 @@ def test_who_only_looks_keeps_no_driver_out(tmp_path: Path, monkeypatch: pytest.
             assert driver_alive(tmp_path)
 
 
+def test_a_seat_that_was_removed_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that fails takes its lock file away: who had opened it already would share the run with the next."""
+    with (tmp_path / "driver.lock").open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+
+        def fail(_: float) -> None:
+            (tmp_path / "driver.lock").unlink()
+            fcntl.flock(first, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(run_place.time, "sleep", fail)
+        with pytest.raises(RunError, match="another driver"), driver_lock(tmp_path):
+            pass
+    with driver_lock(tmp_path):
+        assert driver_alive(tmp_path)
+
+
 def test_death_gives_the_lock_back(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from dfbench.cluster.run_place import driver_lock\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dfbench.cluster.cli import app
 from dfbench.cluster.commit import Committer, FinishedShard
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.replay import ReplayOptions
+from dfbench.cluster.run_place import driver_lock
 from dfbench.cluster.runspec import ShardReader
 from dfbench.cluster.sources import SourceOptions
 from dfbench.cluster.sources_run import DIVERGED
@@ -272,6 +275,33 @@ def test_the_same_replay_goes_on_and_another_does_not(tmp_path: Path) -> None:
         runs.place(prepared("pld"), run)
 
 
+def test_two_replays_into_one_folder_at_once(tmp_path: Path) -> None:
+    file, run = traces(tmp_path / "t.jsonl"), tmp_path / "run"
+    prepared = replay.prepare(replay.open_source(file, SourceOptions()), arms_of(["pld"]), ReplayOptions())
+    run.mkdir()
+    with driver_lock(run):
+        (run / ".shards.part").write_text("of the other")
+        with pytest.raises(RunError, match=f"another driver .process {os.getpid()}. is at work on {run}"):
+            replay.create(run, prepared)
+        assert (run / ".shards.part").read_text() == "of the other"
+    assert not runs.place(prepared, run).resumed  # what one that was killed has left is no obstacle
+    replay.create(run, prepared)
+    with pytest.raises(RunError, match="was taken by another replay just now"):
+        replay.create(run, prepared)
+    with Ledger.open(run, readonly=True) as ledger:
+        assert ledger.counts().total == 12
+
+
+def test_a_replay_whose_disk_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(replay.Ledger, "create", full)
+    with pytest.raises(RunError, match="No space left"):
+        replayed(tmp_path / "a" / "run", traces(tmp_path / "t.jsonl"), ["pld"])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.jsonl"]
+
+
 def test_an_answer_may_be_replayed_in_part(tmp_path: Path) -> None:
     run = replayed(tmp_path / "run", traces(tmp_path / "t.jsonl"), ["pld"], max_new_tokens=7)
     assert {len(job["output_ids"]) for job in table(run, "jobs")} == {7}
@@ -463,6 +493,9 @@ def test_no_text_keeps_counts_and_steps_alone(tmp_path: Path) -> None:
     file = traces(tmp_path / "t.jsonl")
     plain = replayed(tmp_path / "plain", file, ["pld", "suffix"])
     private = replayed(tmp_path / "private", file, ["pld", "suffix"], keep_text=False)
+    with driver_lock(private), pytest.raises(RunError, match="is at work"):  # another one, which needs them
+        replay.forget_ids(private)
+    assert ids_on_disk(private)
     replay.forget_ids(private)
     assert steps(private) == steps(plain)
     assert ids_on_disk(plain) and ids_on_disk(private) == set()
