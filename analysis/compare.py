@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import duckdb
 
 from dfbench.analysis import functions
+from dfbench.analysis.counting import PROMPTS, TALKS, counted
 from dfbench.analysis.stats import Interval, verdict
 from dfbench.analysis.store import rows
 from dfbench.errors import QueryError, RunError, unknown
@@ -91,12 +92,15 @@ class Change:
     interval: Interval | None
     reference: bool = False
     """Whether this is AR itself, whose MAT and speedup are 1 by definition."""
+    counted: str = "prompts"
+    """What `prompts` are called: conversations, where some have several turns."""
 
     @property
     def words(self) -> str:
         """The change as a sentence."""
         percent = self.interval and Interval(100 * self.interval.lo, 100 * self.interval.hi)
-        return verdict(f"{self.metric} of {self.arm} on {self.workload}", "%", 100 * self.change, percent, self.prompts)
+        what = f"{self.metric} of {self.arm} on {self.workload}"
+        return verdict(what, "%", 100 * self.change, percent, self.prompts, self.counted)
 
 
 @dataclass
@@ -126,7 +130,8 @@ def compare(a: duckdb.DuckDBPyConnection, b: duckdb.DuckDBPyConnection, across: 
     for name, con in (("a", a), ("b", b)):
         scratch.register(name, con.sql(_JOBS).to_arrow_table())
     scratch.execute(_PAIRED)
-    changes = [_change(row) for row in rows(scratch, _CHANGES)]
+    units = (TALKS if TALKS in (counted(a), counted(b)) else PROMPTS).units
+    changes = [_change(row, units) for row in rows(scratch, _CHANGES)]
     if not changes:
         raise RunError(
             "the two runs have no job of the same workload, prompt, arm and repeat: there is nothing to compare."
@@ -153,11 +158,11 @@ def _notes(across: Collection[str]) -> list[str]:
     return [f"compared across {', '.join(across)}: the change is the {' and '.join(across)}'s too."] if across else []
 
 
-def _change(row: dict[str, Any]) -> Change:
+def _change(row: dict[str, Any], units: str) -> Change:
     found = row["interval"]
     interval = Interval(found["lo"] - 1, found["hi"] - 1) if found else None
     plain = {name: row[name] for name in ("workload", "arm", "metric", "prompts", "a", "b", "change", "reference")}
-    return Change(**plain, interval=interval)
+    return Change(**plain, interval=interval, counted=units)
 
 
 def _require_alike(a: duckdb.DuckDBPyConnection, b: duckdb.DuckDBPyConnection, across: Collection[str]) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dfbench.analysis.checks import VERDICTS_SQL, Check, checks, verdicts
 from dfbench.analysis.compare import Comparison
+from dfbench.analysis.counting import counted
 from dfbench.analysis.parts import PARTS_SQL, sentences
 from dfbench.analysis.query import markdown_cell
 from dfbench.analysis.store import rows
@@ -32,6 +33,7 @@ class Headline:
 
     def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
         self.groups = by_setup(con)
+        self.heads = _heads(con)
         self.checks = checks(con)
         self.verdicts = verdicts(con)
         self.parts = sentences(con)
@@ -39,7 +41,7 @@ class Headline:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for setup, cells in self.groups:
             yield Text(setup_line(setup), style="bold")
-            yield _table(cells, options.max_width)
+            yield _table(self.heads, cells, options.max_width)
         if not self.groups:
             yield Text("No job of this run is finished: there is no figure to show yet.")
         for check in self.checks:
@@ -61,10 +63,11 @@ def headline(con: duckdb.DuckDBPyConnection) -> RenderableType:
 
 def markdown(con: duckdb.DuckDBPyConnection) -> str:
     """The headline table and the checks as Markdown, for pasting."""
-    lines = []
+    lines: list[str] = []
+    heads = _heads(con)
     for setup, cells in by_setup(con):
         lines += [f"**{markdown_cell(setup_line(setup))}**", ""]
-        lines += [f"| {' | '.join(_HEADS)} |", f"|{'---|' * 2}{'---:|' * (len(_HEADS) - 2)}"]
+        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * 2}{'---:|' * (len(heads) - 2)}"]
         lines += [f"| {' | '.join(map(markdown_cell, _row(cell)))} |" for cell in cells] + [""]
     lines += [f"- {_MARKS[check.state][0]} {check.name}: {markdown_cell(check.text)}" for check in checks(con)]
     lines += [f"- {markdown_cell(line)}" for line in (*verdicts(con)[:SHOWN_VERDICTS], *sentences(con))]
@@ -107,15 +110,19 @@ def setup_line(setup: dict[str, str]) -> str:
 
 _OPTIONAL = (3, 9, 10, 8)
 """Columns that a narrow terminal goes without, the first to go first."""
-_HEADS = ("workload", "arm", "prompts", "tokens/s", "MAT", "95 %", "speedup", "95 %", "bound", "drafted", "accepted")
 
 
-def _table(cells: Iterable[dict[str, Any]], width: int) -> Table:
+def _heads(con: duckdb.DuckDBPyConnection) -> list[str]:
+    answers = counted(con).answers
+    return ["workload", "arm", answers, "tokens/s", "MAT", "95 %", "speedup", "95 %", "bound", "drafted", "accepted"]
+
+
+def _table(heads: list[str], cells: Iterable[dict[str, Any]], width: int) -> Table:
     body = [_row(cell) for cell in cells]
-    kept = _fitting([list(_HEADS), *body], width)
+    kept = _fitting([heads, *body], width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number in kept:
-        table.add_column(_HEADS[number], justify="left" if number < 2 else "right", no_wrap=True)
+        table.add_column(heads[number], justify="left" if number < 2 else "right", no_wrap=True)
     last = None
     for row in body:
         first = "" if row[0] == last else row[0]
@@ -128,7 +135,7 @@ def _table(cells: Iterable[dict[str, Any]], width: int) -> Table:
 
 def _fitting(body: list[list[str]], width: int) -> list[int]:
     """Numbers of the columns that fit into a width."""
-    kept = list(range(len(_HEADS)))
+    kept = list(range(len(body[0])))
     widths = [max(len(row[number]) for row in body) + 3 for number in kept]
     for number in _OPTIONAL:
         if sum(widths[column] for column in kept) > width:
@@ -171,7 +178,8 @@ def _check_line(check: Check) -> Text:
 def comparison(found: Comparison) -> RenderableType:
     """Two runs compared, for the terminal: figures, verdicts, what differs in set-up."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, head in enumerate(("workload", "arm", "metric", "prompts", "A", "B", "change", "95 %")):
+    units = next((change.counted for change in found.changes), "prompts")
+    for number, head in enumerate(("workload", "arm", "metric", units, "A", "B", "change", "95 %")):
         table.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
     for change in found.changes:
         interval = change.interval

@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 
+from dfbench.analysis.counting import counted
 from dfbench.analysis.stats import Interval, verdict
 from dfbench.analysis.store import rows
 
@@ -47,11 +48,11 @@ def _shown(value: Any) -> str:
 
 def sentences(con: duckdb.DuckDBPyConnection) -> list[str]:
     """What each arm adds to the one it builds on, a line each: what differs, and MAT, tokens a pass and speedup."""
-    lines = []
+    lines, units = [], counted(con).units
     for step in steps_of(rows(con, PARTS_SQL)):
         row = next(iter(step.values()))
         figures = "; ".join(_figure(step[metric]) for metric in UNITS if metric in step)
-        where = f"{row['arm']} − {row['base']} on {row['workload']}, {row['prompts']} prompts"
+        where = f"{row['arm']} − {row['base']} on {row['workload']}, {row['prompts']} {units}"
         lines.append(f"{where} ({changes(row)}): {figures}.")
     return lines
 
@@ -65,8 +66,8 @@ def _figure(row: Row) -> str:
     return f"{values} ({row['difference_lo']:+z.2f}…{row['difference_hi']:+z.2f}{shown})"
 
 
-def difference(row: Row, what: str) -> str:
+def difference(row: Row, what: str, units: str) -> str:
     """One row of `parts` as a sentence."""
     lo, hi = row["difference_lo"], row["difference_hi"]
     found = None if lo is None or hi is None else Interval(lo, hi)
-    return verdict(what, UNITS[row["metric"]], row["difference"], found, row["prompts"])
+    return verdict(what, UNITS[row["metric"]], row["difference"], found, row["prompts"], units)

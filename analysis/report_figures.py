@@ -14,6 +14,7 @@ import duckdb
 from dfbench.analysis import charts
 from dfbench.analysis.charts import Chart
 from dfbench.analysis.console import SETUP
+from dfbench.analysis.counting import counted
 from dfbench.analysis.store import rows
 
 Row = dict[str, Any]
@@ -122,8 +123,8 @@ def slopes(scene: Scene) -> Figure:
     return Figure(
         f"slope{scene.suffix}",
         "From AR to each arm, by workload",
-        "A line for each workload; vertical bars are 95 % intervals over prompts, cut at the chart's edge where "
-        "they go on (the table above has them whole). Lines only guide the eye.",
+        f"A line for each workload; vertical bars are 95 % intervals over {counted(scene.con).units}, cut at the "
+        "chart's edge where they go on (the table above has them whole). Lines only guide the eye.",
         f"{SPEEDS};\n\n{MATS};",
         [*speeds, *mats] if made else [],
         tuple(made),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dfbench.analysis.counting import counted
 from dfbench.analysis.parts import PARTS_SQL, UNITS, Row, changes, difference, steps_of
 from dfbench.analysis.report_figures import Scene
 from dfbench.analysis.report_markup import NONE, Html, el, evidence, join, number, table
@@ -12,8 +13,8 @@ def parts(scene: Scene) -> Html:
     found = scene.rows(PARTS_SQL)
     if not found:
         return Html("")
-    steps = steps_of(found)
-    heads = ("arm and what it builds on", "what differs", "prompts", *UNITS.values())
+    steps, units = steps_of(found), counted(scene.con).units
+    heads = ("arm and what it builds on", "what differs", units, *UNITS.values())
     body = [[_names(step), changes(_any(step)), str(_any(step)["prompts"]),
              *(_change(step.get(metric)) for metric in UNITS)] for step in steps]  # fmt: skip
     note = (
@@ -21,7 +22,7 @@ def parts(scene: Scene) -> Html:
         "three or more, also the last beside the first. Differences with their 95 % intervals; tokens a pass are "
         "what a target forward carries, and what it costs."
     )
-    said = [el("li", difference(row, f"{row['arm']} − {row['base']} on {row['workload']}"))
+    said = [el("li", difference(row, f"{row['arm']} − {row['base']} on {row['workload']}", units))
             for step in steps for row in step.values()]  # fmt: skip
     words: str = el("ul", *said)
     if len(said) > 9:

@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 
+from dfbench.analysis.counting import counted
 from dfbench.analysis.report_figures import Row, Scene
 from dfbench.analysis.report_markup import (
     NONE,
@@ -64,7 +65,8 @@ MOST_BREACHES = 10
 def headline(scene: Scene) -> Html:
     """Workload × arm: MAT and speedup with intervals, the bound, losslessness."""
     found = scene.rows(CELLS)
-    heads = ("arm", "MAT", "speedup", "bound", "outputs equal to AR's", "tokens that differ", "prompts", "tokens/s")
+    count = counted(scene.con)
+    heads = ("arm", "MAT", "speedup", "bound", "outputs equal to AR's", "tokens that differ", count.answers, "tokens/s")
     lines: list[Html] = []
     workload = None
     for cell in found:
@@ -74,7 +76,8 @@ def headline(scene: Scene) -> Html:
         first, *others = _headline_cells(cell)
         lines.append(el("tr", el("th", first, scope="row"), *(el("td", other, class_="number") for other in others)))
     caption = (
-        "Workload and arm, with 95 % intervals over prompts beneath the figures; speedup is decoding time over AR's"
+        f"Workload and arm, with 95 % intervals over {count.units} beneath the figures; speedup is decoding time over "
+        "AR's"
     )
     whole = el(
         "table",
@@ -84,7 +87,7 @@ def headline(scene: Scene) -> Html:
     )  # fmt: skip
     missing = [f"{cell['arm']} on {cell['workload']}" for cell in found if cell["mat_lo"] is None]
     note = (
-        "Where no interval is shown there are fewer than three prompts, or they depend on each other."
+        f"Where no interval is shown there are fewer than three {count.units}, or they depend on each other."
         if missing
         else ""
     )
@@ -138,7 +141,8 @@ def differences(scene: Scene) -> Html:
     found = scene.rows(DIFFERENCES)
     if not found:
         return Html("")
-    lines = [el("li", _verdict(row)) for row in found]
+    units = counted(scene.con).units
+    lines = [el("li", _verdict(row, units)) for row in found]
     listed: str = el("ul", *lines)
     if len(lines) > 12:
         listed = el("details", el("summary", f"{len(lines)} paired differences"), listed)
@@ -146,12 +150,12 @@ def differences(scene: Scene) -> Html:
     return join([title, listed, evidence(DIFFERENCES, found)])
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: Row, units: str) -> str:
     lo, hi = row["difference_lo"], row["difference_hi"]
     found = None if lo is None or hi is None else Interval(lo, hi)
     what = f"{row['arm']} − {row['other']} on {row['workload']}"
     unit = "MAT" if row["metric"] == "mat" else "speedup"
-    return verdict(what, unit, row["difference"], found, row["prompts"])
+    return verdict(what, unit, row["difference"], found, row["prompts"], units)
 
 
 def prompts_and_bounds(scene: Scene) -> Html:
@@ -162,8 +166,8 @@ def prompts_and_bounds(scene: Scene) -> Html:
     over = sorted((row for row in found if not row["holds_bound"]), key=lambda row: -row["over_bound"])
     plain = sum(row["holds_mat"] for row in found)
     said = (
-        f"Speedup is at most its bound for {len(found) - len(over)} of {len(found)} prompts and arms, at most MAT for "
-        f"{plain}. A prompt alone has no interval, so a small breach may be timing noise."
+        f"Speedup is at most its bound for {len(found) - len(over)} of {len(found)} {counted(scene.con).answers} and "
+        f"arms, at most MAT for {plain}. A prompt alone has no interval, so a small breach may be timing noise."
     )
     lines = [
         f"{row['arm']} on {row['workload']}, {row['prompt_id']}: {row['speedup']:.3f}, {row['over_bound']:.3f} times "

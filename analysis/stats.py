@@ -199,20 +199,26 @@ def prompts_needed(difference: float, found: Interval, prompts: int) -> float:
     return prompts * ((half + normal.inv_cdf(POWER)) * error / difference) ** 2
 
 
-def verdict(what: str, unit: str, difference: float, found: Interval | None, prompts: int) -> str:
-    """A paired difference in words: how large, how sure, and how many prompts it would take to be surer."""
+def verdict(
+    what: str, unit: str, difference: float, found: Interval | None, prompts: int, counted: str = "prompts"
+) -> str:
+    """A paired difference in words: how large, how sure, and how many prompts it would take to be surer.
+
+    `counted`: what the prompts are called, see `counting`.
+    """
     size = f"{what}: {difference:+z.2f} {unit}"
     if found is None:
         return (
-            f"{size}, no interval ({'too few prompts' if prompts < MIN_PROMPTS else 'prompts depend on each other'})."
+            f"{size}, no interval "
+            f"({f'too few {counted}' if prompts < MIN_PROMPTS else f'{counted} depend on each other'})."
         )
     size += f", interval {found.lo:+z.2f}…{found.hi:+z.2f}"
     if found.lo > 0 or found.hi < 0:
-        return f"{size}: a difference, shown with {prompts} prompts."
+        return f"{size}: a difference, shown with {prompts} {counted}."
     needed = prompts_needed(difference, found, prompts)
     if needed > 100_000:
-        return f"{size}: no difference shown with {prompts} prompts, and none to speak of."
-    return f"{size}: no difference shown with {prompts} prompts; about {_rounded(needed)} would be needed."
+        return f"{size}: no difference shown with {prompts} {counted}, and none to speak of."
+    return f"{size}: no difference shown with {prompts} {counted}; about {_rounded(needed)} would be needed."
 
 
 def _rounded(count: float) -> str:

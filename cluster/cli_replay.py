@@ -123,11 +123,12 @@ def _predictions(run_dir: Path, curve: str, live: Path | None) -> None:
 
     measured = _measured(live) if live is not None else {}
     table = Table(title=Text(f"speedup_model from: {curve}"), title_justify="left")
+    units, modelled = _modelled(run_dir, curve)
     compared = ("measured", "error") if measured else ()
-    for column in ("workload", "arm", "prompts", "MAT", "speedup_model", "95 %", *compared):
+    for column in ("workload", "arm", units, "MAT", "speedup_model", "95 %", *compared):
         table.add_column(column, justify="left" if column in ("workload", "arm") else "right")
     errors = []
-    for workload, arm, prompts, mat, speedup, low, high in _modelled(run_dir, curve):
+    for workload, arm, prompts, mat, speedup, low, high in modelled:
         between = f"{low:.3f}–{high:.3f}" if low is not None else "none"
         cells = [workload, arm, str(prompts), f"{mat:.3f}", f"{speedup:.3f}", between]
         timed = measured.get((workload, arm))
@@ -143,16 +144,18 @@ def _predictions(run_dir: Path, curve: str, live: Path | None) -> None:
     typer.echo("speedup_model leaves out the drafter's own time and everything else that a pass does not cost.")
 
 
-def _modelled(run_dir: Path, curve: str) -> list[tuple[Any, ...]]:
-    """(workload, arm, prompts, MAT, speedup_model, its interval's ends) of every cell, by this curve."""
+def _modelled(run_dir: Path, curve: str) -> tuple[str, list[tuple[Any, ...]]]:
+    """What its prompts are called; (workload, arm, prompts, MAT, speedup_model, its interval's ends) of every cell."""
+    from dfbench.analysis.counting import counted
     from dfbench.analysis.store import open_run
 
     with open_run(run_dir) as connection:
-        return connection.execute(
+        cells = connection.execute(
             "select workload, arm, prompts, mat, speedup_model, speedup_model_lo, speedup_model_hi from speedup_model "
             "where curve = ? and speedup_model is not null order by all",
             [curve],
         ).fetchall()
+        return counted(connection).units, cells
 
 
 def _measured(run_dir: Path) -> dict[tuple[str, str], float]:
@@ -203,8 +206,8 @@ def tune(
     _report(tuned, curve.label)
 
 
-def _on_rung(rung: int, configurations: int, prompts: int) -> None:
-    typer.echo(f"rung {rung + 1}: {configurations} configurations over {prompts} prompts", err=True)
+def _on_rung(rung: int, configurations: int, answers: int) -> None:
+    typer.echo(f"rung {rung + 1}: {configurations} configurations over {answers} answers", err=True)
 
 
 def _report(tuned: Tuned, curve: str) -> None:
@@ -213,7 +216,7 @@ def _report(tuned: Tuned, curve: str) -> None:
 
     typer.echo(
         f"{tuned.configurations} configurations, {tuned.evaluations} replays; chosen on {tuned.tuning_prompts} "
-        f"prompts, figures from {tuned.held_out_prompts} held-out ones; costs: {curve}"
+        f"answers, figures from {tuned.held_out_prompts} held-out ones; costs: {curve}"
     )
     typer.echo("\nMAT against queries a step: what no other arm beats (gains under 1 % left out)")
     typer.echo(f"{'queries/step':>12}{'MAT':>8}{'speedup_model':>15}{'95 %':>14}  arm")
@@ -223,7 +226,7 @@ def _report(tuned: Tuned, curve: str) -> None:
             shown = finding.held_out.mat
             typer.echo(_row(finding))
     typer.echo(f"\nbest: {_sentence(tuned.best)}")
-    typer.echo("(chosen on the other prompts, as each line below is: on the held-out ones another may come out ahead)")
+    typer.echo("(chosen on the other answers, as each line below is: on the held-out ones another may come out ahead)")
     for engine in ENGINES:
         chosen = tuned.engines.get(engine.name)
         if chosen is None:
@@ -243,7 +246,7 @@ def _sentence(finding: Finding) -> str:
     score = finding.held_out
     return (
         f"{finding.config.name}: speedup_model {score.speedup:.2f} "
-        f"({_between(finding.interval) if finding.interval is not None else 'too few prompts for an interval'}) "
+        f"({_between(finding.interval) if finding.interval is not None else 'too few for an interval'}) "
         f"at MAT {score.mat:.2f} and {score.queries:.1f} queries a step"
     )
 

@@ -162,6 +162,24 @@ def test_a_run_compared_with_itself_has_not_changed(make: Make) -> None:
     assert "Nothing in the set-up differs." in printed
 
 
+def test_turns_and_conversations_are_called_so(make: Make) -> None:
+    run = make()
+    for name, turn in (*((f"p{number}", 0) for number in range(4)), ("p0#2", 1)):
+        run.job("chat", name, "ar", range(9), [1] * 8, turn=turn)
+        run.job("chat", name, "pld", range(9), [2] * 4, turn=turn)
+    talk, plain = run.write(), made(make("plain"))
+    for words in (["report", talk], ["report", talk, "--markdown"]):
+        printed = dfbench(*words)
+        assert " turns " in printed and " prompts " not in printed
+        cells = printed.replace("|", " ").split()
+        assert cells[cells.index("pld") + 1] == "5"
+    printed = dfbench("compare", talk, talk)
+    assert " conversations " in printed and " prompts " not in printed
+    cells = printed.split()
+    assert cells[cells.index("mat") + 1] == "4"
+    assert all(" prompts " in dfbench(*words) for words in (["report", plain], ["compare", plain, plain]))
+
+
 def test_what_rounds_to_zero_has_no_sign(make: Make) -> None:
     change = Change("code", "pld", "mat", 9, 2.0, 1.9999, -0.00003, Interval(-0.00004, 0.00001))
     screen = Console(file=io.StringIO(), width=200)
@@ -169,9 +187,8 @@ def test_what_rounds_to_zero_has_no_sign(make: Make) -> None:
     shown = " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
     assert "+0.0 % +0.0…+0.0 %" in shown and "mat of pld on code: +0.00 %, interval +0.00…+0.00" in shown
     assert "-0" not in shown
-    assert dfbench("sql", made(make(), prompts=1), "select -0.0::double as z", "--format", "markdown").endswith(
-        "| 0 |\n"
-    )
+    answer = dfbench("sql", made(make(), prompts=1), "select -0.0::double as z", "--format", "markdown")
+    assert answer.endswith("| 0 |\n")
     assert report_markup.number(-0.001) == "0.00"
     assert str(report_markup.figure_cell(-0.001, -0.004, 0.0)).count("-") == 0
     for folder in ("analysis", "cluster", "workers"):

@@ -92,6 +92,9 @@ def test_verdicts() -> None:
     assert "a difference, shown with 30 prompts" in stats.verdict("a − b", "MAT", 0.2, Interval(0.1, 0.3), 30)
     assert "none to speak of" in stats.verdict("a − b", "MAT", 0.0, Interval(-0.1, 0.1), 30)
     assert "no interval (too few prompts)" in stats.verdict("a − b", "MAT", 0.1, None, 1)
+    talks = ("conversations",)
+    assert "shown with 30 conversations" in stats.verdict("a − b", "MAT", 0.2, Interval(0.1, 0.3), 30, *talks)
+    assert "no interval (conversations depend on each other)" in stats.verdict("a − b", "MAT", 0.1, None, 9, *talks)
 
 
 def test_a_tie_needs_as_many_prompts_as_the_power_formula_says() -> None:

@@ -50,7 +50,7 @@ def test_tune_for_one_workload(traces: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tune, "grid", lambda: iter(configs()))
     result = CliRunner().invoke(app, ["tune", str(traces), "--verify-cost", "example", "--only", "a"])
     assert result.exit_code == 0, result.output
-    found = re.search(r"chosen on (\d+) prompts, figures from (\d+) held-out", result.output)
+    found = re.search(r"chosen on (\d+) answers, figures from (\d+) held-out", result.output)
     assert found is not None and int(found[1]) + int(found[2]) == 12
 
 

@@ -1,0 +1,23 @@
+"""What a run's figures are counted in: prompts, or, where prompts have several turns, turns and conversations."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import duckdb
+
+
+class Counted(NamedTuple):
+    """`answers`: what is decoded one by one. `units`: what intervals resample, since turns of one belong together."""
+
+    answers: str = "prompts"
+    units: str = "prompts"
+
+
+PROMPTS = Counted()
+TALKS = Counted("turns", "conversations")
+
+
+def counted(con: duckdb.DuckDBPyConnection) -> Counted:
+    """The names for an opened run."""
+    return TALKS if con.sql("select 1 from raw_jobs where turn > 0 limit 1").fetchall() else PROMPTS
