@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from dfbench.analysis import store
-from dfbench.cluster import commit
+from dfbench.cluster import commit, sums
 from dfbench.cluster.ledger import Ledger
 from dfbench.workers import actor, records
 from dfbench.workers.spec import ArmSpec, PromptSpec
@@ -76,21 +77,35 @@ def an_output_cut_short(patch: Patch) -> None:
 def draftless_steps_dropped(patch: Patch) -> None:
     """The commit adds up only the steps that had a draft; AR has none, and keeps its own."""
     _wrong_sums(
-        patch, "steps", lambda sums: pc.if_else(pc.equal(sums["arm"], "ar"), sums["steps"], sums["drafted_steps"])
+        patch, "steps", lambda made: pc.if_else(pc.equal(made["arm"], "ar"), made["steps"], made["drafted_steps"])
     )
 
 
 def drafts_counted_twice(patch: Patch) -> None:
     """In the sums alone: MAT and speedup do not show it."""
-    _wrong_sums(patch, "proposed", lambda sums: pc.multiply(sums["proposed"], 2))
+    _wrong_sums(patch, "proposed", lambda made: pc.multiply(made["proposed"], 2))
+
+
+def ar_passes_one_place_off(patch: Patch) -> None:
+    """Each pass of an arm is compared with the AR pass before it: the bound comes out a little wrong."""
+    beside = sums._beside_ar
+
+    def mutant(jobs: pa.Table, rows: Any) -> dict[str, pa.Array]:
+        times = rows["step_ns"]
+        rows._columns["step_ns"] = np.roll(times, 1)
+        found = beside(jobs, rows)
+        rows._columns["step_ns"] = times
+        return found
+
+    patch.setattr(sums, "_beside_ar", mutant)
 
 
 def _wrong_sums(patch: Patch, name: str, wrong: Callable[[pa.Table], Any]) -> None:
     sound = commit.sums_of
 
     def mutant(jobs: pa.Table, steps: pa.Table) -> pa.Table:
-        sums = sound(jobs, steps)
-        return sums.set_column(sums.schema.get_field_index(name), sums.schema.field(name), wrong(sums))
+        made = sound(jobs, steps)
+        return made.set_column(made.schema.get_field_index(name), made.schema.field(name), wrong(made))
 
     patch.setattr(commit, "sums_of", mutant)
 

@@ -40,6 +40,7 @@ from bugs_loop import (
 from bugs_records import (
     an_arm_without_outputs,
     an_output_cut_short,
+    ar_passes_one_place_off,
     draftless_steps_dropped,
     drafts_counted_twice,
     edited_view,
@@ -127,6 +128,7 @@ MUTANTS = [
         spoil=sums_lost,
     ),
     Mutant("every draft counted twice", by("figures"), drafts_counted_twice),
+    Mutant("AR's passes one place off", by("figures"), ar_passes_one_place_off),
     Mutant("the beginning of text twice", by("prompts"), settings={"doubled": True}),
 ]
 
