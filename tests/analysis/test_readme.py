@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = re.findall(r"```sql\n(.*?)```", README, re.DOTALL)[0]
 QUERIES = [query.strip() for query in BLOCK.split(";") if query.strip()]
-STORED = sorted(path.parent for path in (Path(__file__).parent / "data").rglob("ledger.db"))
+STORED = sorted((Path(__file__).parent / "data").glob("schema-*"))
 
 
 def test_there_are_five() -> None:
