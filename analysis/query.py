@@ -166,6 +166,8 @@ def _json(table: pa.Table) -> str:
 
 
 def _markdown(table: pa.Table) -> str:
+    if (plan := plan_text(table)) is not None:
+        return f"```\n{plan}\n```\n"
     right = [_is_number(entry.type) for entry in table.schema]
     lines = [table.column_names, ["---:" if number else "---" for number in right]]
     lines += [[markdown_cell(shown(value)) for value in row.values()] for row in _listed(table)]
@@ -213,6 +215,13 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
+def plan_text(table: pa.Table) -> str | None:
+    """What an `explain` drew, over many lines; None for any other answer."""
+    if table.column_names != ["explain_key", "explain_value"]:
+        return None
+    return "\n".join("\n".join(map(_printable, str(row["explain_value"]).splitlines())) for row in _listed(table))
+
+
 def terminal(table: pa.Table, width: int) -> tuple[Table, str]:
     """A table for the terminal, and a line that says what of it is not shown."""
     head = _listed(table.slice(0, SHOWN_ROWS))
@@ -233,8 +242,12 @@ def terminal(table: pa.Table, width: int) -> tuple[Table, str]:
     return drawn, note or f"({table.num_rows} row{'' if table.num_rows == 1 else 's'})"
 
 
+def _printable(value: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in value)
+
+
 def _clip(value: str, longest: int = 48) -> str:
-    line = "".join(character if character.isprintable() else " " for character in value)
+    line = _printable(value)
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 

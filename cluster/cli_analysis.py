@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dfbench.cluster import cli_streams
 from dfbench.cluster.cli_options import AsJson, Elsewhere, RunArgument, asks_head, elsewhere
+from dfbench.cluster.cli_screen import screen, show
 from dfbench.errors import QueryError, RunError, unknown
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
 
 def register(app: typer.Typer) -> None:
@@ -96,13 +95,13 @@ def report(
     if html or charts:
         _write_report(con, run, html, charts)
     elif seed_table:
-        cli_streams.screen().print(seed.seed_table(con))
+        screen().print(seed.seed_table(con))
     elif as_json:
         typer.echo(json.dumps(console.as_json(con), indent=2, default=str, ensure_ascii=False))
     elif markdown:
         typer.echo(console.markdown(con), nl=False)
     else:
-        cli_streams.screen().print(console.headline(con))
+        screen().print(console.headline(con))
 
 
 def _write_report(con: duckdb.DuckDBPyConnection, run: str | None, html: Path | None, charts: Path | None) -> None:
@@ -146,7 +145,7 @@ def compare(
                 f"--fail-if '{text}': no arm that drafts has a {condition.metric} in both runs, so nothing could fail: "
                 f"leave it out, or write one of {', '.join(sorted({change.metric for change in found.changes}))}."
             )
-    cli_streams.screen().print(comparison(found))
+    screen().print(comparison(found))
     failed = [(text, change) for text, met in conditions.items() for change in found.changes if met.met(change)]
     for text, change in failed:
         typer.echo(f"fails '{text}' ({change.a:.3f} → {change.b:.3f}): {change.words}", err=True)
@@ -215,26 +214,16 @@ def export(
         typer.echo(f"{name}: {count} rows")
 
 
-def show(answer: pa.Table) -> None:
-    """Print a table for people."""
-    from dfbench.analysis.query import terminal
-
-    screen = cli_streams.screen()
-    drawn, note = terminal(answer, screen.width)
-    screen.print(drawn)
-    typer.echo(note)
-
-
 def _print_views() -> None:
     from dfbench.analysis.query import listed
 
     views = listed()
     width = max(len(view.name) for view in views)
-    screen = cli_streams.screen().width
+    across = screen().width
     for view in views:
         typer.echo(f"{view.name:<{width}}  {view.meaning}")
         columns = ", ".join(str(column) for column in view.columns)
-        typer.echo(textwrap.fill(columns, screen, initial_indent="    ", subsequent_indent="    "))
+        typer.echo(textwrap.fill(columns, across, initial_indent="    ", subsequent_indent="    "))
 
 
 def _open(run: str | Path | None, *, quiet: bool = False) -> duckdb.DuckDBPyConnection:

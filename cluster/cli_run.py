@@ -11,6 +11,7 @@ import typer
 
 from dfbench.cluster import cli_streams
 from dfbench.cluster.cli_options import Address, AsJson, Elsewhere, HereOrElsewhere, RunArgument, elsewhere
+from dfbench.cluster.cli_screen import screen
 from dfbench.errors import DfbenchError, RunError, SweepError, WorkloadError, unknown
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def headline(run_dir: Path) -> None:
 
     connection = open_run(run_dir)
     try:
-        cli_streams.screen().print(console.headline(connection))
+        screen().print(console.headline(connection))
     finally:
         connection.close()
 
@@ -255,7 +256,7 @@ def status(
     from dfbench.cluster import status as standing
 
     run_dir = find_run(run)
-    console = cli_streams.screen()
+    console = screen()
     now = standing.read(run_dir)
     if as_json:
         typer.echo(json.dumps(now.as_json(), ensure_ascii=False))

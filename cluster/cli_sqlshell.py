@@ -13,7 +13,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from dfbench.analysis.query import listed, names, needs_more, run_query
-from dfbench.cluster.cli_analysis import show
+from dfbench.cluster.cli_screen import show
 from dfbench.errors import QueryError, unknown
 
 if TYPE_CHECKING:

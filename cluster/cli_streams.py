@@ -11,12 +11,9 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _ALONE = 0
 """How many `unheard` are open: work that no trouble with a stream may stop."""
@@ -77,14 +74,6 @@ def give_up() -> None:
         except OSError:
             if (outlet := _outlet(stream)) is not None:
                 outlet.gone = True
-
-
-def screen() -> Console:
-    """The terminal; a file or pipe has no width, and a table cut at 80 columns would lose figures."""
-    from rich.console import Console
-
-    found = Console()
-    return found if found.is_terminal else Console(width=200)
 
 
 @contextlib.contextmanager

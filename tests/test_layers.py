@@ -60,3 +60,35 @@ def test_folders_stay_flat() -> None:
     """A new sub-folder with code would work in an editable install and be missing from the wheel."""
     nested = [path for folder in FOLDERS for path in (ROOT / folder).glob("*/*.py") if path.parent.name != "_root"]
     assert nested == []
+
+
+LATE = [{"dfbench.workers.engine", "dfbench.workers.compiled"}]
+"""Circles that are known: the one engine loads the other, which is made of it, when it is asked for."""
+
+
+def test_modules_do_not_import_in_circles() -> None:
+    """Imports inside functions count too: they only hide a circle. Those for types alone do not."""
+    names = {f"dfbench.{path.parent.name}.{path.stem}": path for path in MODULES if path.stem != "__init__"}
+    needs = {name: needed(path) & names.keys() - {name} for name, path in names.items()}
+    while loose := [name for name, wanted in needs.items() if not wanted & needs.keys()]:
+        for name in loose:
+            del needs[name]
+    while loose := [name for name in needs if not any(name in wanted for wanted in needs.values())]:
+        for name in loose:
+            del needs[name]
+    assert not needs or set(needs) in LATE, f"these import each other: {sorted(needs)}"
+
+
+def needed(path: Path) -> set[str]:
+    """Dotted names that a module imports when it or a function of it runs."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found

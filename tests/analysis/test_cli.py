@@ -288,6 +288,17 @@ def test_a_table_shows_brackets_as_they_are(make: Make) -> None:
     assert "[/b]" in dfbench("sql", made(make(), prompts=1), """select '[/b]' as "[/c]" """)
 
 
+def test_a_plan_is_printed_as_it_is_drawn(make: Make) -> None:
+    run = made(make(), prompts=1)
+    for query in ("explain from mat", "explain analyze from mat"):
+        printed = dfbench("sql", run, query)
+        assert "explain_value" not in printed and len(printed.splitlines()) > 10
+        assert all("│" in line or "─" in line for line in printed.splitlines() if line.strip())
+    assert dfbench("sql", run, "explain from mat", "--format", "markdown").startswith("```\n")
+    assert dfbench("sql", run, "explain from mat", "--format", "csv").startswith("explain_key,explain_value\n")
+    assert "\x1b" not in dfbench("sql", run, "explain select * from mat where arm = '\x1b[31m'")
+
+
 def test_an_unknown_metric_in_a_condition_names_the_nearest() -> None:
     with pytest.raises(QueryError, match="unknown metric 'speedups': did you mean 'speedup'"):
         parse_condition("speedups < -1%")
