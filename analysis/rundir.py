@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ RUNS = Path("runs")
 LEDGER_FILE = "ledger.db"
 PROMPTS_FILE = "prompts.parquet"
 SUMS = "sums"
+_MAGIC = b"PAR1"
 _NO_SETTINGS = "what the run was begun with cannot be read (its ledger's entry 'run' is not JSON)"
 _LEFT_OUT = {
     False: "its shards are left out (submit the sweep again to run them anew)",
@@ -159,16 +161,21 @@ def inspect(run: Path) -> RunDir:
 
 
 def _broken(run: Path, files: Iterable[tuple[str, str, int]]) -> dict[str, str]:
-    """Committed files that are missing or not as long as the ledger says."""
+    """Committed files that are missing, not as long as the ledger says, or without the end that Parquet has."""
     broken = {}
     for name, _, size in files:
         try:
-            actual = (run / name).stat().st_size
+            with (run / name).open("rb") as handle:
+                actual = handle.seek(0, os.SEEK_END)
+                handle.seek(max(actual - len(_MAGIC), 0))
+                end = handle.read()
         except OSError:
             broken[name] = "is missing"
             continue
         if actual != size:
             broken[name] = f"has {actual} of {size} bytes"
+        elif end != _MAGIC:
+            broken[name] = "is not a readable Parquet file"
     return broken
 
 

@@ -66,12 +66,13 @@ def test_a_missing_file_too(make: Make) -> None:
     assert open_run(path).sql("select distinct prompt_id from steps").fetchall() == [("p2",)]
 
 
-def test_a_file_that_is_not_parquet_is_left_out(make: Make) -> None:
+@pytest.mark.parametrize("table", ["jobs", "steps", "tokens"])
+def test_a_file_that_is_not_parquet_takes_its_whole_commit_with_it(make: Make, table: str) -> None:
     path = two_commits(make())
-    name = "records/0/tokens-000000.parquet"
+    name = f"records/0/{table}-000000.parquet"
     (path / name).write_bytes(b"x" * (path / name).stat().st_size)
-    assert "is not a readable Parquet file" in said(path)
-    assert open_run(path).sql("select count(*) from jobs").fetchall() == [(4,)]
+    assert f"{name} is not a readable Parquet file; its shards are left out" in said(path)
+    assert open_run(path).sql("select distinct prompt_id from jobs").fetchall() == [("p2",)]
 
 
 def test_a_run_without_any_commit_shows_its_plan(make: Make) -> None:
