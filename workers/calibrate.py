@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 import torch
 
 from dfbench.drafters.base import Draft
+from dfbench.workers import team
 from dfbench.workers.engine import TorchTarget
+from dfbench.workers.pages import Pages
 from dfbench.workers.records import CALIBRATION, WorkerFacts
 
 QUERIES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96)
@@ -110,9 +112,25 @@ def _reads(target: TorchTarget, settings: Settings) -> tuple[int, list[int]]:
     size = settings.read_bytes or READ_BYTES["cuda" if device.type == "cuda" else "cpu"]
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 2)
-    buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
-    times = [_sweep(target, buffer.sum) for _ in range(settings.read_samples + 1)]
-    return buffer.numel() * 4, times[1:]
+    size = size // 512 * 512
+    work = _gpu_read(size, device) if device.type == "cuda" else _cpu_read(size)
+    times = [_sweep(target, work) for _ in range(settings.read_samples + 1)]
+    return size, times[1:]
+
+
+def _gpu_read(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    return torch.ones(size // 4, dtype=torch.float32, device=device).sum
+
+
+def _cpu_read(size: int) -> Callable[[], torch.Tensor]:
+    """The quickest read there is here, for no pass may be measured against a slower one."""
+    buffer = Pages().empty((size // 4,), torch.float32).fill_(1)
+    threads = team.find()
+    if threads is None:
+        return buffer.sum
+    from dfbench.workers import reading  # Compiles, where no disk has it yet.
+
+    return lambda: torch.tensor(reading.read(threads, buffer.data_ptr(), size, torch.get_num_threads()))
 
 
 def _sweep(target: TorchTarget, work: Callable[[], torch.Tensor]) -> int:

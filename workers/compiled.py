@@ -84,14 +84,15 @@ class CompiledTarget(TorchTarget):
 
     def engine_facts(self) -> dict[str, Any]:
         """What was built: widths, buffers, graphs, and what they cost."""
-        forward = self._forward
+        forward = self._forward if isinstance(self._forward, lean.Lean) else None
         return {
-            "forward": "lean" if self.lean else "transformers",
-            "row_kernels": isinstance(forward, lean.Lean) and forward.row_kernels,
+            "forward": "lean" if forward else "transformers",
+            "row_kernels": bool(forward and forward.row_kernels),
+            "row_kernels_s": round(forward.compile_s, 3) if forward else 0.0,
             "compile": self.spec.options.get("compile", False),
             "static_tokens": self._kept.capacity,
             "static_bytes": self._kept.size,
-            "packed_weight_bytes": forward.packed_bytes if isinstance(forward, lean.Lean) else 0,
+            "packed_weight_bytes": forward.packed_bytes if forward else 0,
             "graphs": self._runner.graphs,
             "capture_s": round(self._runner.capture_s, 3),
         }

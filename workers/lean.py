@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from dfbench.workers import lean_rows
+from dfbench.workers import row_pass
 from dfbench.workers.lean_weights import Block, Sizes, block_of, linears_of, product_of, times
 from dfbench.workers.loading import output_head
+from dfbench.workers.pages import Pages
+from dfbench.workers.row_pass import RowPass
 from dfbench.workers.static_cache import StaticKeyValues, write
 
 if TYPE_CHECKING:
@@ -34,7 +36,10 @@ class Lean:
         self._head = output_head(model)
         # What is compiled is given plain weights: inductor lays them out itself, and refuses those that are.
         pack = compiler is None
-        self._head_product = product_of(self._head, pack=pack) if type(self._head) is torch.nn.Linear else None
+        pages = Pages()
+        self._blocks = [block_of(layer, pack, pages) for layer in inner.layers]
+        plain = type(self._head) is torch.nn.Linear
+        self._head_product = product_of(self._head, pack=pack, pages=pages) if plain else None
         self._embedding = inner.embed_tokens.weight
         self._rotary = inner.rotary_emb
         self._norm = inner.norm.weight
@@ -48,15 +53,19 @@ class Lean:
             attention.scaling,
             config._attn_implementation == "eager",
         )
-        self._blocks = [block_of(layer, pack) for layer in inner.layers]
         self._layer = compiler(layer_forward) if compiler else layer_forward
-        rows = not compiler and lean_rows.fits(self._blocks, self._sizes, self._activation)
-        self._rows = lean_rows.Rows(self._blocks, self._sizes, self._norm) if rows else None
+        rows = not compiler and row_pass.fits(self._blocks, self._sizes, self._activation)
+        self._rows = RowPass(self._blocks, self._sizes, self._norm, self._head_product) if rows else None
 
     @property
     def row_kernels(self) -> bool:
         """Whether passes over kept tokens have kernels of their own."""
         return self._rows is not None
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that those took to compile, or to be read from disk."""
+        return self._rows.compile_s if self._rows else 0.0
 
     @property
     def packed_bytes(self) -> int:
@@ -79,11 +88,12 @@ class Lean:
         cos, sin = (part[0] for part in self._rotary(hidden[None], positions))
         half = sizes.head_dim // 2
         turn = torch.cat((-sin[:, :half], sin[:, half:]), -1)
+        if self._rows and kept.slots is not None:
+            found, projected = self._rows(hidden, cos, turn, mask, kept)
+            return found[-last:] if projected else self._logits(found[-last:])
         if mask is not None:
             # Query heads that share keys are rows of one product, so keys and values are never repeated.
             mask = mask.repeat(1, 1, sizes.heads // sizes.kv_heads, 1)
-        if self._rows and kept.slots is not None:
-            return self._logits(self._rows(hidden, cos, turn, mask, kept)[-last:])
         # Prompts have every length; compiling for each would take longer than it saves.
         layer = layer_forward if kept.slots is None else self._layer
         for block, held in zip(self._blocks, kept.layers, strict=True):

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from dfbench.workers.pages import Pages
+
 
 class Product(NamedTuple):
     """One projection. `packed`: the weight laid out for oneDNN, where that is what multiplies."""
@@ -40,8 +42,9 @@ class Sizes(NamedTuple):
     additive: bool  # attention as two products with a mask that is added, instead of SDPA
 
 
-def block_of(layer: Any, pack: bool) -> Block:
-    """The weights of one of the model's layers; `pack`: also as oneDNN wants them, where it multiplies."""
+def block_of(layer: Any, pack: bool, pages: Pages) -> Block:
+    """The weights of one of the model's layers, moved into `pages` where they are on the CPU; `pack`: also as oneDNN
+    wants them, where it multiplies."""
     attention, mlp = layer.self_attn, layer.mlp
     scales = None
     if hasattr(attention, "q_norm"):
@@ -50,12 +53,12 @@ def block_of(layer: Any, pack: bool) -> Block:
         scales = torch.cat([n.detach().expand(c, -1) for n, c in zip(norms, counts, strict=True)])
     return Block(
         layer.input_layernorm.weight,
-        product_of(attention.q_proj, attention.k_proj, attention.v_proj, pack=pack),
+        product_of(attention.q_proj, attention.k_proj, attention.v_proj, pack=pack, pages=pages),
         scales,
-        product_of(attention.o_proj, pack=pack),
+        product_of(attention.o_proj, pack=pack, pages=pages),
         layer.post_attention_layernorm.weight,
-        product_of(mlp.gate_proj, mlp.up_proj, pack=pack),
-        product_of(mlp.down_proj, pack=pack),
+        product_of(mlp.gate_proj, mlp.up_proj, pack=pack, pages=pages),
+        product_of(mlp.down_proj, pack=pack, pages=pages),
     )
 
 
@@ -68,26 +71,28 @@ def linears_of(layer: Any) -> tuple[Any, ...]:
     )
 
 
-def product_of(*parts: torch.nn.Linear, pack: bool) -> Product:
+def product_of(*parts: torch.nn.Linear, pack: bool, pages: Pages) -> Product:
     """Projections of the same input as one."""
-    weight = joined([part.weight for part in parts])
+    weight = joined([part.weight for part in parts], pages)
     biases = [part.bias for part in parts if part.bias is not None]
-    return Product(weight, joined(biases) if biases else None, packed(weight) if pack else None)
+    return Product(weight, joined(biases, pages) if biases else None, packed(weight) if pack else None)
 
 
 @torch.no_grad()
-def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def joined(parts: Sequence[torch.Tensor], pages: Pages) -> torch.Tensor:
     """The rows of all parts as one tensor, of which the parts become views: no weight is held twice."""
     first = parts[0].data
-    if len(parts) == 1:
+    on_cpu = first.device.type == "cpu"
+    if len(parts) == 1 and (not on_cpu or pages.holds(first)):
         return first
-    rows = sum(part.shape[0] for part in parts)
-    ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
+    shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
     # Neighbours in memory need not be one block: tensors of their own lie side by side now and then.
+    ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
     one = {part.untyped_storage().data_ptr() for part in parts}
-    if len(one) == 1 and all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False)):
-        return first.as_strided((rows, *first.shape[1:]), first.stride())  # Joined by an earlier target.
-    whole = torch.cat([part.data for part in parts])
+    if len(parts) > 1 and len(one) == 1 and all(p.data_ptr() == end for p, end in zip(parts[1:], ends, strict=False)):
+        return first.as_strided(shape, first.stride())  # Joined by an earlier target.
+    whole = pages.empty(shape, first.dtype) if on_cpu else first.new_empty(shape)
+    torch.cat([part.data for part in parts], out=whole)
     at = 0
     for part in parts:
         part.data = whole[at : at + part.shape[0]]

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from dfbench.drafters.base import Draft
-from dfbench.workers import calibrate
+from dfbench.workers import calibrate, reading, team
 from dfbench.workers.engine import TorchTarget
 from dfbench.workers.records import CALIBRATION, WorkerFacts
 from dfbench.workers.spec import TargetSpec
@@ -83,3 +84,16 @@ def test_bandwidth_is_bytes_over_the_median_time() -> None:
     assert measured.median == 1e10
     assert measured.lo <= measured.median <= measured.hi
     assert calibrate.bandwidth(rows({(8, 1): [1]})) is None
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_sweep_reads_all_there_is(threads: int) -> None:
+    found = team.find()
+    assert found is not None
+    buffer = torch.arange(512 // 4 * 5, dtype=torch.float32)
+    assert reading.read(found, buffer.data_ptr(), 512 * 5, threads) == buffer.sum()
+
+
+def test_without_torchs_threads_torch_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "find", lambda: None)
+    assert calibrate._cpu_read(1024)() == 256

@@ -1,93 +1,33 @@
-"""The kernels of passes over kept tokens: each against torch, and whole passes against the layers they stand for."""
+"""Whole passes in compiled code, against the layers they stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn import functional
 
 from dfbench.drafters.base import Draft
 from dfbench.drafters.registry import create
-from dfbench.workers import lean, lean_rows
+from dfbench.workers import lean, lean_weights, row_pass, team
 from dfbench.workers.compiled import CompiledTarget
-from dfbench.workers.lean_rows import bits
 from dfbench.workers.loop import Trace, decode
 from dfbench.workers.spec import TargetSpec
 
 from .conftest import TinyModel
 
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-
-
-def random_rows(seed: int, *shape: int) -> torch.Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3).bfloat16()
-
-
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=200))
-@settings(deadline=None)
-def test_rounding_is_torchs(words: list[int]) -> None:
-    floats = np.array(words, np.uint32).view(np.float32)
-    theirs = bits(torch.from_numpy(floats).bfloat16())
-    for number, word in zip(floats, theirs, strict=True):
-        if np.isnan(number):
-            assert np.isnan(lean_rows.widened(lean_rows.rounded(number)))
-        else:
-            assert lean_rows.rounded(number) == word
-
-
-def test_ties_go_to_even() -> None:
-    halfway = np.array([0x3F808000, 0x3F818000], np.uint32).view(np.float32)
-    assert [int(lean_rows.rounded(number)) for number in halfway] == [0x3F80, 0x3F82]
-
-
-@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 700), st.sampled_from([1e-6, 1e-5]))
-@settings(deadline=None)
-def test_sums_and_their_norms(seed: int, count: int, size: int, epsilon: float) -> None:
-    hidden, delta = random_rows(seed, 2, count, size)
-    weight = random_rows(seed + 1, size)
-    expected = hidden + delta
-    normed = lean._normed(expected, weight, epsilon)
-    out = torch.empty_like(hidden)
-    lean_rows.add_norm(bits(hidden), bits(delta), bits(weight), epsilon, bits(out))
-    assert torch.equal(hidden, expected), "sums are rounded as torch rounds them"
-    # Squares are summed in another order: one in some hundred values falls on the other side of a rounding.
-    torch.testing.assert_close(out, normed, rtol=2**-6, atol=0)
-    assert ((out != normed).float().mean(-1) <= max(0.1, 2 / size)).all()
-
-
-@given(
-    st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 8, 64]),
-    st.booleans(),
-)  # fmt: skip
-@settings(deadline=None)
-def test_heads_are_turned_and_kept(seed: int, count: int, group: int, kv_heads: int, size: int, normed: bool) -> None:
-    heads, slot, half = group * kv_heads, 2, size // 2
-    joined = random_rows(seed, count, heads + 2 * kv_heads, size)
-    cos, turn = random_rows(seed + 1, 2, count, size) / 6
-    scales = random_rows(seed + 2, heads + kv_heads, size) if normed else torch.empty((0, size), dtype=torch.bfloat16)
-    keys, values = torch.zeros((2, kv_heads, 7, size), dtype=torch.bfloat16)
-    queries = torch.empty((heads, count, size), dtype=torch.bfloat16)
-    turned, kept = joined[:, : heads + kv_heads], joined[:, heads + kv_heads :].clone()
-    if normed:
-        turned = lean._normed(turned, scales, 1e-6)
-    expected = (turned * cos[:, None] + turned.roll(half, -1) * turn[:, None]).transpose(0, 1)
-    lean_rows.turn_and_keep(
-        *(bits(joined.flatten(1)), bits(cos), bits(turn), bits(scales), 1e-6),
-        *(bits(queries), bits(keys), bits(values), slot),
-    )
-    exact = {"rtol": 2**-5, "atol": 2**-6} if normed else {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(queries, expected[:heads], **exact)
-    here = slice(slot, slot + count)
-    torch.testing.assert_close(keys[:, here], expected[heads:], **exact)
-    assert torch.equal(values[:, here].transpose(0, 1), kept)
-    others = [at for at in range(7) if not slot <= at < slot + count]
-    assert not keys[:, others].any() and not values[:, others].any()
 
 
 @contextmanager
@@ -137,6 +77,42 @@ def test_wide_passes_are_the_layers(tiny_model: TinyModel, family: str) -> None:
         torch.testing.assert_close(seen[1], seen[0], rtol=0.05, atol=0.05 * float(seen[0].abs().max()))
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_token_is_the_same_bits_alone_and_in_a_draft(tiny_model: TinyModel, family: str) -> None:
+    """Up to `NARROW` rows: a chain that is right, and a tree whose right branch is not its first."""
+    target = compiled(tiny_model(family, "sdpa", torch.bfloat16), buckets=(1, 3, 8))
+    answer = ar(target, 6)
+    first, *rest = answer.output
+    assert answer.evidence is not None
+    wrong = [(token + 1) % target.vocab_size for token in rest]
+    tree = Draft((wrong[0], rest[0], wrong[1], rest[1], wrong[2], rest[2]), (-1, -1, 1, 1, 3, 3))
+    for draft, path in ((Draft(tuple(rest[:2])), [0, 1]), (tree, [1, 3, 5])):
+        assert target.prefill(PROMPT) == first
+        target.verify(draft)
+        target.commit(path, rest[: len(path) + 1])
+        found = target.evidence()
+        for mine, theirs in zip(found, answer.evidence, strict=True):
+            assert np.array_equal(mine, theirs[: len(mine)])
+        # What was moved together goes on to be seen as if it had come token by token.
+        assert target.verify(Draft(())).argmax[0] == rest[len(path) + 1]
+
+
+def test_any_number_of_threads(tiny_model: TinyModel, threads: Callable[[int], None]) -> None:
+    target = compiled(tiny_model("qwen3", "sdpa", torch.bfloat16), buckets=(1, 4, 12))
+    draft = Draft(tuple(range(11)))
+    for passes in (Draft(()), draft):
+        seen = []
+        for count in (1, 2, 3, 5):
+            threads(count)
+            target.prefill(PROMPT)
+            target.verify(passes)
+            seen.append(target._rows.clone())
+        if not passes.tokens:
+            assert all(torch.equal(rows, seen[0]) for rows in seen)
+        for rows in seen:
+            torch.testing.assert_close(rows, seen[0], rtol=0.05, atol=0.05 * float(seen[0].abs().max()))
+
+
 def test_buffers_that_are_replaced_are_seen(tiny_model: TinyModel) -> None:
     target = compiled(tiny_model("llama", "sdpa", torch.bfloat16), buckets=(1, 4))
     first = ar(target, 20).output
@@ -155,6 +131,30 @@ def test_whom_they_serve(tiny_model: TinyModel) -> None:
     assert traced["packed_weight_bytes"] == 0, "inductor lays weights out itself, and refuses others"
 
 
+def test_without_torchs_threads_the_layers_serve(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    sixteen = tiny_model("llama", "sdpa", torch.bfloat16)
+    expected = ar(compiled(sixteen), 12).output
+    monkeypatch.setattr(team, "find", lambda: None)
+    target = compiled(sixteen)
+    assert not target.engine_facts()["row_kernels"]
+    assert ar(target, 12).output == expected
+
+
+def test_a_cpu_without_products_of_bfloat16_makes_them_all_here(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_weights, "packed", lambda weight: None)
+    target = compiled(tiny_model("llama", "sdpa", torch.bfloat16), buckets=(1, 12))
+    draft = Draft((7, 8, 9, 9, 1, 2, 3, 4, 5), (-1, -1, 0, 1, 3, 3, 2, -1, 6))
+    seen = []
+    for layers in (True, False):
+        target.prefill(PROMPT)
+        with without(target) if layers else nullcontext():
+            target.verify(draft)
+        seen.append(target._rows.float().clone())
+    torch.testing.assert_close(seen[1], seen[0], rtol=0.05, atol=0.05 * float(seen[0].abs().max()))
+
+
 def test_biases_keep_the_layers(tiny_model: TinyModel) -> None:
     target = compiled(tiny_model("llama", "sdpa", torch.bfloat16))
     assert isinstance(target._forward, lean.Lean)
@@ -163,6 +163,6 @@ def test_biases_keep_the_layers(tiny_model: TinyModel) -> None:
     bias = torch.zeros(blocks[0].joined.weight.shape[0], dtype=torch.bfloat16)
     biased = [blocks[0]._replace(joined=blocks[0].joined._replace(bias=bias)), *blocks[1:]]
     activation = target._forward._activation
-    assert lean_rows.fits(blocks, sizes, activation)
-    assert not lean_rows.fits(biased, sizes, activation)
-    assert not lean_rows.fits(blocks, sizes, silu), "a plain function could be any"
+    assert row_pass.fits(blocks, sizes, activation)
+    assert not row_pass.fits(biased, sizes, activation)
+    assert not row_pass.fits(blocks, sizes, silu), "a plain function could be any"

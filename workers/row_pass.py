@@ -1,0 +1,175 @@
+"""A pass of some rows through a decoder on a CPU, in bfloat16: all threads together in compiled code.
+
+narrow   up to `NARROW` rows: one function from the embedding to the logits, bound by reading the weights
+wide     oneDNN makes the products, which it computes faster than any loop; what lies between is compiled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from dfbench.workers import team
+from dfbench.workers.lean_weights import times
+from dfbench.workers.row_kernels import bits
+
+if TYPE_CHECKING:
+    from dfbench.workers.lean_weights import Block, Product, Sizes
+    from dfbench.workers.static_cache import StaticKeyValues
+
+NARROW = 8
+"""The widest pass whose products are made here, where oneDNN has the weights as well."""
+
+
+class RowPass:
+    """Passes of tokens that follow one another over kept keys and values. Raises nothing: ask `fits` first.
+
+    `head`: the last projection, where it is a plain one.
+    """
+
+    def __init__(self, blocks: Sequence[Block], sizes: Sizes, norm: torch.Tensor, head: Product | None) -> None:
+        found = team.find()
+        assert found is not None, "`fits` comes first"
+        began = perf_counter()
+        from dfbench.workers import pass_kernels  # Compiles: a quarter of a minute, where no disk has it yet.
+
+        self._kernels = pass_kernels
+        self.compile_s = perf_counter() - began
+        self._team, self._blocks, self._norm, self._sizes = found, blocks, norm, sizes
+        whole = head is not None and head.bias is None
+        self._vocab = head.weight.shape[0] if head is not None and whole else 0
+        # A CPU without products of bfloat16 has none in oneDNN either.
+        self._narrow = NARROW if blocks[0].down.packed is not None else None
+        hidden, inner = blocks[0].down.weight.shape
+        mixed = sizes.heads * sizes.head_dim
+        every = mixed + 2 * sizes.kv_heads * sizes.head_dim
+        self._widths = {"delta": hidden, "normed": hidden, "joined": every, "attended": mixed, "gated": 2 * inner}
+        self._widths |= {"inner": inner, "queries": mixed}
+        self._scratch: dict[str, np.ndarray] = {}
+        self._addresses = np.array([_addresses(block, pass_kernels.BLOCK) for block in blocks], np.int64)
+        self._kept: StaticKeyValues | None = None
+        self._it = np.zeros(1, pass_kernels.PASS)
+        self._say(barrier=found.barrier, number=found.number, size=found.size)
+        self._say(layers=len(blocks), vocab=self._vocab, hidden_size=hidden, inner_size=inner)
+        self._say(heads=sizes.heads, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim)
+        self._say(epsilon=sizes.epsilon, scaling=sizes.scaling, blocks=self._addresses.ctypes.data)
+        self._say(last_norm=norm.data_ptr(), head=head.weight.data_ptr() if head is not None and whole else 0)
+
+    def __call__(
+        self,
+        embedded: torch.Tensor,
+        cos: torch.Tensor,
+        turn: torch.Tensor,
+        mask: torch.Tensor | None,
+        kept: StaticKeyValues,
+    ) -> tuple[torch.Tensor, bool]:
+        """Logits [n, vocabulary] of the tokens that are written at `kept.slots`, which follow one another, and True;
+        or, where the last projection is still to come, normed hidden states [n, hidden size] and False.
+
+        `embedded` [n, hidden size]; `cos`, `turn` [n, head size]; `mask` [1, 1, n, window], 0 where a row sees, or None
+        for a lone token.
+        """
+        assert kept.slots is not None, "a prompt goes through the layers"
+        count, slot = len(embedded), int(kept.slots[0])
+        threads = torch.get_num_threads()
+        self._use(kept, count, threads)
+        states = embedded.float().contiguous()
+        cos, turn = cos.contiguous(), turn.contiguous()
+        seen = np.ones((count, count), np.uint8) if mask is None else _seen(mask, slot)
+        self._say(rows=count, slot=slot, states=states.data_ptr(), seen=seen.ctypes.data)
+        self._say(cos=cos.data_ptr(), turn=turn.data_ptr())
+        if self._narrow is None or count <= self._narrow:
+            return self._whole(embedded, threads)
+        return self._by_products(embedded, mask, kept, threads), False
+
+    def _whole(self, embedded: torch.Tensor, threads: int) -> tuple[torch.Tensor, bool]:
+        count = len(embedded)
+        logits = embedded.new_empty((count, self._vocab))
+        self._scratch["delta"][:count] = 0
+        self._say(logits=logits.data_ptr(), **{name: array.ctypes.data for name, array in self._scratch.items()})
+        self._team.start(self._kernels.run_pass.address, self._it.ctypes.data, threads)
+        if self._vocab:
+            return logits, True
+        return torch.from_numpy(self._scratch["normed"][:count]).to(embedded.dtype), False
+
+    def _by_products(
+        self, embedded: torch.Tensor, mask: torch.Tensor | None, kept: StaticKeyValues, threads: int
+    ) -> torch.Tensor:
+        """Normed hidden states; products and attention are torch's."""
+        sizes, count, window = self._sizes, len(embedded), kept.window
+        normed, inner = (embedded.new_empty((count, self._widths[name])) for name in ("normed", "inner"))
+        queries = embedded.new_empty((sizes.heads, count, sizes.head_dim))
+        # Query heads that share keys are rows of one product, so keys and values are never repeated.
+        shared = queries.view(1, sizes.kv_heads, -1, sizes.head_dim)
+        mask = None if mask is None else mask.repeat(1, 1, sizes.heads // sizes.kv_heads, 1)
+        self._say(normed=normed.data_ptr(), inner=inner.data_ptr(), queries=queries.data_ptr())
+        delta = torch.zeros_like(embedded)
+        for layer, (block, (keys, values)) in enumerate(zip(self._blocks, kept.layers, strict=True)):
+            self._between(layer, 0, threads, delta=delta)
+            self._between(layer, 1, threads, joined=times(normed, block.joined))
+            seen = functional.scaled_dot_product_attention(
+                shared, keys[:, :, :window], values[:, :, :window], attn_mask=mask, scale=sizes.scaling
+            )
+            attended = seen.view(sizes.heads, count, -1).transpose(0, 1).reshape(count, -1)
+            self._between(layer, 2, threads, delta=times(attended, block.out))
+            self._between(layer, 3, threads, gated=times(normed, block.gated))
+            delta = times(inner, block.down)
+        self._between(len(self._blocks), 0, threads, delta=delta)
+        return normed
+
+    def _between(self, layer: int, step: int, threads: int, **given: torch.Tensor) -> None:
+        it = self._it
+        it["layer"], it["step"] = layer, step
+        for name, tensor in given.items():
+            it[name] = tensor.data_ptr()
+        self._team.start(self._kernels.run_between.address, it.ctypes.data, threads)
+
+    def _say(self, **told: Any) -> None:
+        for name, number in told.items():
+            self._it[name] = number
+
+    def _use(self, kept: StaticKeyValues, count: int, threads: int) -> None:
+        """Run over these keys and values, with scratch memory for this many rows."""
+        if kept is not self._kept:
+            self._kept = kept
+            self._say(keys=kept.keys.data_ptr(), values=kept.values.data_ptr(), capacity=kept.capacity)
+        needed = threads * self._kernels.TILE * kept.capacity
+        if needed > len(self._scratch.get("scores", ())):
+            self._scratch["scores"] = np.zeros(needed, np.float32)
+        if count > len(self._scratch.get("queries", ())) - self._kernels.TILE:
+            # Products read rows up to a whole tile; what is beyond the pass's own is ignored.
+            rows = count + self._kernels.TILE
+            self._scratch |= {name: np.zeros((rows, width), np.float32) for name, width in self._widths.items()}
+
+
+def fits(blocks: Sequence[Block], sizes: Sizes, activation: Any) -> bool:
+    """Whether `RowPass` does what the layers do, here: bfloat16 on a CPU, SDPA, SiLU, no biases, torch's threads."""
+    products = [part for block in blocks for part in (block.joined, block.out, block.gated, block.down)]
+    return (
+        not sizes.additive
+        and type(activation).__name__ in ("SiLU", "SiLUActivation")
+        and all(part.bias is None for part in products)
+        and all(part.weight.dtype == torch.bfloat16 and part.weight.device.type == "cpu" for part in products)
+        and all(part.weight.is_contiguous() for part in products)
+        and team.find() is not None
+    )
+
+
+def _addresses(block: Block, order: Sequence[str]) -> list[int]:
+    places = {
+        **{name: getattr(block, name).data_ptr() for name in ("before", "after")},
+        **{name: getattr(block, name).weight.data_ptr() for name in ("joined", "out", "gated", "down")},
+        "scales": 0 if block.head_scales is None else block.head_scales.data_ptr(),
+    }
+    return [places[name] for name in order]
+
+
+def _seen(mask: torch.Tensor, slot: int) -> np.ndarray:
+    """[n, n]: which of the pass's own tokens each of them sees."""
+    rows = mask.shape[2]
+    return np.ascontiguousarray(bits(mask)[0, 0, :, slot : slot + rows] == 0).view(np.uint8)

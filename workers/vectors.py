@@ -1,0 +1,157 @@
+"""Sixteen float32 numbers as one value in numba's code, so that a loop keeps them in registers and sums in one order.
+
+numba leaves vectors to LLVM, which may sum a loop in another order for every shape of it. What is summed by these is
+summed in the same order whatever else the loop does: a row of a pass comes out the same bits however wide the pass is.
+Addresses are plain integers. Where a machine has no vectors of sixteen, LLVM splits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils as untyped
+from numba.extending import models, register_model
+
+LANES = 16
+
+cgutils: Any = untyped
+_FLOAT, _WORD, _HALF, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
+_FLOATS = ir.VectorType(_FLOAT, LANES)
+_FOUR: Any = types.UniTuple(types.float32, 4)  # type: ignore[no-untyped-call]
+_NONE = ir.Constant(_FLOATS, ir.Undefined)
+
+Made = tuple[Any, Callable[..., Any]]
+
+
+def intrinsic(make: Callable[..., Made]) -> Any:
+    """numba's decorator, for type checkers: what compiled code calls has not the arguments of what makes it."""
+    return extending.intrinsic(make)
+
+
+class Floats(types.Type):
+    """The type of sixteen float32 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(name="float32x16")
+
+
+floats = Floats()
+
+
+@register_model(Floats)
+class _FloatsModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _FLOATS)  # type: ignore[no-untyped-call]
+
+
+@intrinsic
+def zeros(typing: Any) -> Made:
+    """Sixteen zeros."""
+    return floats(), lambda *_: ir.Constant(_FLOATS, [0.0] * LANES)
+
+
+@intrinsic
+def splat(typing: Any, number: Any) -> Made:
+    """One number sixteen times."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        first = builder.insert_element(_NONE, given[0], _WORD(0))
+        return _shuffled(builder, first, _NONE, [0] * LANES)
+
+    return floats(types.float32), make
+
+
+@intrinsic
+def load(typing: Any, address: Any) -> Made:
+    """The sixteen float32 at an address."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        return builder.load(_pointer(builder, given[0], _FLOATS), align=4)
+
+    return floats(types.intp), make
+
+
+@intrinsic
+def load_halves(typing: Any, address: Any) -> Made:
+    """The sixteen bfloat16 at an address, widened."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        words = ir.VectorType(_WORD, LANES)
+        halves = builder.load(_pointer(builder, given[0], ir.VectorType(_HALF, LANES)), align=2)
+        high = builder.shl(builder.zext(halves, words), ir.Constant(words, [16] * LANES))
+        return builder.bitcast(high, _FLOATS)
+
+    return floats(types.intp), make
+
+
+@intrinsic
+def store(typing: Any, address: Any, numbers: Any) -> Made:
+    """Put sixteen float32 at an address."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        builder.store(given[1], _pointer(builder, given[0], _FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, floats), make
+
+
+@intrinsic
+def fused(typing: Any, one: Any, other: Any, added: Any) -> Made:
+    """one · other + added, rounded once where the machine can."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32"), given)
+
+    return floats(floats, floats, floats), make
+
+
+@intrinsic
+def sums(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Made:
+    """The sums of four vectors' numbers: halves onto each other, four times."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        a, b, c, d = given
+        eights = [_added(builder, one, other, _halves(8, 0), _halves(8, 1)) for one, other in ((a, b), (c, d))]
+        fours = _added(builder, eights[0], eights[1], _halves(4, 0), _halves(4, 1))
+        for step in (2, 1):
+            crossed = _shuffled(builder, fours, _NONE, [at ^ step for at in range(LANES)])
+            fours = builder.fadd(fours, crossed)
+        found = [builder.extract_element(fours, _WORD(4 * at)) for at in range(4)]
+        return context.make_tuple(builder, _FOUR, found)
+
+    return _FOUR(floats, floats, floats, floats), make
+
+
+@intrinsic
+def prefetch(typing: Any, address: Any) -> Made:
+    """Ask for the memory at an address, which may lie anywhere, ahead of its use."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        pointer = _BYTE.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _WORD, _WORD, _WORD])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(call, [_pointer(builder, given[0], _BYTE), _WORD(0), _WORD(3), _WORD(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), make
+
+
+def _halves(size: int, which: int) -> list[int]:
+    """Of two vectors that consist of blocks of 2 · `size`: the first or the second half of every block."""
+    return [at for at in range(2 * LANES) if at // size % 2 == which]
+
+
+def _added(builder: Any, one: Any, other: Any, left: Sequence[int], right: Sequence[int]) -> Any:
+    return builder.fadd(_shuffled(builder, one, other, left), _shuffled(builder, one, other, right))
+
+
+def _shuffled(builder: Any, one: Any, other: Any, order: Sequence[int]) -> Any:
+    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_WORD, len(order)), list(order)))
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
