@@ -9,44 +9,15 @@
 --   ar_gap_ulp DOUBLE (gap / its ulp), spec_gap_ulp DOUBLE, class VARCHAR (tie_both; tie_ar; tie_spec; ulp1; ulp_k;
 --   unresolved; violation), differing_tokens INTEGER (in the whole output), compared_tokens INTEGER
 create or replace view divergences as
-with parted as materialized (
-    select job_id, attempt, ar_job_id, workload, prompt_id, arm, device, model, revision, dtype, engine, stack, repeat,
-        worker_id
+with firsts as materialized (
+    select
+        pairs.job_id, pairs.attempt, pairs.ar_job_id, workload, prompt_id, arm, device, model, revision, dtype, engine,
+        stack, repeat, worker_id,
+        parts_at as position, ar_id, spec_id, differing_tokens,
+        greatest(pairs.tokens, pairs.ar_tokens) + 1 as compared_tokens
     from pairs
-    where not identical
-),
-wanted as materialized (
-    select job_id, attempt from parted
-    union
-    select ar_job_id, attempt from parted
-),
-outputs as materialized (
-    select job_id, attempt, output_ids
-    from raw_jobs
-    join wanted using (job_id, attempt)
-),
-unlike as (
-    select
-        parted.*,
-        ar.output_ids as ar_ids,
-        mine.output_ids as spec_ids,
-        list_filter(
-            range(1, greatest(len(ar_ids), len(spec_ids)) + 1),
-            lambda i: ar_ids[i] is distinct from spec_ids[i]
-        ) as differing
-    from parted
-    join outputs as mine on mine.job_id = parted.job_id and mine.attempt = parted.attempt
-    join outputs as ar on ar.job_id = parted.ar_job_id and ar.attempt = parted.attempt
-),
-firsts as materialized (
-    select
-        * exclude (ar_ids, spec_ids, differing),
-        (differing[1] - 1)::integer as position,
-        ar_ids[differing[1]] as ar_id,
-        spec_ids[differing[1]] as spec_id,
-        len(differing)::integer as differing_tokens,
-        greatest(len(ar_ids), len(spec_ids))::integer as compared_tokens
-    from unlike
+    join couples using (job_id, attempt)
+    where not pairs.identical
 ),
 places as materialized (
     select job_id, attempt, position from firsts
