@@ -154,7 +154,7 @@ def compare(
 
 
 def verify(run: RunArgument = None, address: Elsewhere = "") -> None:
-    """Check a run's files against the ledger's checksums, and every row against the identities of the format."""
+    """Check files against the ledger's checksums, rows against the identities of the format, sums against the rows."""
     elsewhere(address)
     from dfbench.analysis.rundir import PROMPTS_FILE, find_run
     from dfbench.cluster import upkeep
