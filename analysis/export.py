@@ -74,8 +74,15 @@ def _column(name: str, kind: str, flat: bool) -> str:
 def _database(con: duckdb.DuckDBPyConnection, files: fsspec.AbstractFileSystem, path: str) -> list[tuple[str, int]]:
     with tempfile.TemporaryDirectory(prefix="dfbench-") as folder:
         local = Path(folder) / "run.duckdb"
-        with duckdb.connect(str(local)) as database:
-            written = list(_fill(con, database))
+        try:
+            with duckdb.connect(str(local)) as database:
+                written = list(_fill(con, database))
+                database.execute("checkpoint")  # as closing does, which says nothing when it fails
+        except duckdb.Error as error:
+            raise QueryError(
+                f"the DuckDB file cannot be written in {local.parent.parent}, for temporary files "
+                f"({str(error).splitlines()[0]}): make room there, or set TMPDIR to another folder."
+            ) from error
         parent = path.rsplit("/", 1)[0]
         if parent and parent != path:
             files.makedirs(parent, exist_ok=True)

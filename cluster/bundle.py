@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -20,6 +20,7 @@ from dfbench.cluster.commit import sha256
 from dfbench.cluster.ledger_schema import LEDGER_FILE
 from dfbench.cluster.run_place import exists
 from dfbench.cluster.runspec import PROMPTS_FILE
+from dfbench.cluster.scratch import is_full
 from dfbench.cluster.sources_files import find_files, readable
 from dfbench.cluster.sweep import Arm, Sweep
 from dfbench.drafters import registry
@@ -91,7 +92,7 @@ def _copy(source: Path, target: Path) -> None:
         else:
             _copy_files(source, target)
     except (OSError, sqlite3.Error) as error:
-        raise _not_sent(source, error) from error
+        _not_sent(source, error)
 
 
 def _copy_files(source: Path, target: Path) -> None:
@@ -105,7 +106,7 @@ def _copy_files(source: Path, target: Path) -> None:
         try:
             shutil.copyfile(file, copy)
         except OSError as error:
-            raise _not_sent(file, error) from error
+            _not_sent(file, error)
 
 
 def _copy_run(source: Path, target: Path) -> None:
@@ -129,12 +130,14 @@ def _copy_run(source: Path, target: Path) -> None:
             return
         except FileNotFoundError as error:
             if attempt == _TRIES - 1:
-                raise _not_sent(Path(str(error.filename)), error) from error
+                _not_sent(Path(str(error.filename)), error)
 
 
-def _not_sent(file: Path, error: Exception) -> SweepError:
+def _not_sent(file: Path, error: Exception) -> NoReturn:
+    if is_full(error):  # the copy's place, not the file
+        raise error
     reason = getattr(error, "strerror", None) or error
-    return SweepError(f"{readable(file)} cannot be sent to the head: {reason}.")
+    raise SweepError(f"{readable(file)} cannot be sent to the head: {reason}.") from error
 
 
 def _take_files(arm: dict[str, Any], folder: Path) -> None:
@@ -154,7 +157,7 @@ def _take(item: dict[str, Any], key: str, folder: Path) -> None:
         (folder / FILES).mkdir(exist_ok=True)
         shutil.copyfile(source, folder / FILES / name)
     except OSError as error:
-        raise _not_sent(source, error) from error
+        _not_sent(source, error)
     item[key] = f"{FILES}/{name}"
 
 

@@ -204,12 +204,15 @@ def _require_sound(path: Path) -> None:
 def export(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder, .duckdb file or URL (s3://…) to write.")],
     run: RunArgument = None,
-    form: Annotated[str, typer.Option("--format", help="parquet, csv or duckdb.")] = "parquet",
+    form: Annotated[
+        str | None, typer.Option("--format", help="parquet, csv or duckdb; by default what TARGET's name says.")
+    ] = None,
     run_option: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
 ) -> None:
     """Write a run's tables elsewhere, as one Parquet or CSV file a table or as a DuckDB file."""
     from dfbench.analysis import export as exporting
 
+    form = form or ("duckdb" if target.endswith(".duckdb") else "parquet")
     for name, count in exporting.export(_open(run or run_option), target, form):
         typer.echo(f"{name}: {count} rows")
 

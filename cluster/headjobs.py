@@ -12,7 +12,6 @@ import secrets
 import shlex
 import shutil
 import tarfile
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from dfbench.cluster.bundle import PLACE
 from dfbench.cluster.head import Head, auth_token
+from dfbench.cluster.scratch import scratch
 from dfbench.errors import ClusterError
 
 Say = Callable[[str], None]
@@ -45,13 +45,13 @@ class Upload(NamedTuple):
 def start(head: Head, arguments: Sequence[str], upload: Upload | None = None) -> str:
     """Start a dfbench command in the head's home folder; the job's name. Raises ClusterError where it takes none."""
     job = f"dfbench-{arguments[0]}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-    try:
-        with tempfile.TemporaryDirectory(prefix="dfbench-") as place:
-            runtime = {"working_dir": str(archive(upload.folder, Path(place)))} if upload else None
-            script = _script(arguments, upload.name if upload else "")
+    with scratch() as place:
+        runtime = {"working_dir": str(archive(upload.folder, place))} if upload else None
+        script = _script(arguments, upload.name if upload else "")
+        try:
             return str(client(head).submit_job(entrypoint=script, submission_id=job, runtime_env=runtime))
-    except (OSError, RuntimeError) as error:
-        raise ClusterError(f"the head at {head.address} took no job: {_first_line(error)}") from error
+        except (OSError, RuntimeError) as error:
+            raise ClusterError(f"the head at {head.address} took no job: {_first_line(error)}") from error
 
 
 def archive(folder: Path, place: Path) -> Path:

@@ -9,7 +9,6 @@ On the head everything lives in one folder (`~/dfbench`, or what DFBENCH_HOME sa
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from dfbench import __version__
 from dfbench.cluster import bundle, headjobs, processes, runs
 from dfbench.cluster.head import Head, default_address, read_head
 from dfbench.cluster.join import gcs_address, head_versions
+from dfbench.cluster.scratch import scratch
 from dfbench.cluster.stack import label_value
 from dfbench.cluster.sweep import Arm, Sweep
 from dfbench.errors import ClusterError
@@ -66,10 +66,10 @@ def submit(sweep: Sweep, address: str, options: SubmitOptions, say: Say, *, deta
     if address == "local":
         raise ClusterError("--detach needs a cluster to leave the work to: name its head with --address.")
     head = _checked(address)
-    with tempfile.TemporaryDirectory(prefix="dfbench-") as folder:
-        name = bundle.pack(sweep, Path(folder))
+    with scratch() as folder:
+        name = bundle.pack(sweep, folder)
         sent = ["submit", f"{bundle.PLACE}/{name}/{bundle.SWEEP_FILE}", "--address", "auto", *options.arguments()]
-        job = headjobs.start(head, sent, headjobs.Upload(name, Path(folder)))
+        job = headjobs.start(head, sent, headjobs.Upload(name, folder))
     if options.dry_run:
         return _answered(head, job, say)
     if not detach:
@@ -93,12 +93,12 @@ def replay(source: Path, arms: Sequence[Arm], curve: str | None, options: Sequen
 
     given = {"source": source, **({"curve": Path(str(curve))} if curve not in (None, EXAMPLE) else {})}
     here = {role: found for role, path in given.items() if (found := _lies_here(path)) is not None}
-    with tempfile.TemporaryDirectory(prefix="dfbench-") as folder:
-        name, there = bundle.pack_replay(arms, here, Path(folder))
+    with scratch() as folder:
+        name, there = bundle.pack_replay(arms, here, folder)
         sent = ["replay", there.get("source", str(source)), "--arms", there["arms"], "--address", "auto", *options]
         if curve is not None:
             sent += ["--verify-cost", there.get("curve", curve)]
-        job = headjobs.start(head, sent, headjobs.Upload(name, Path(folder)))
+        job = headjobs.start(head, sent, headjobs.Upload(name, folder))
     return _followed(head, job, say)
 
 

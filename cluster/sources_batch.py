@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import ExitStack, closing
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from dfbench.cluster import sources_formats as formats
+from dfbench.cluster.scratch import scratch
 from dfbench.cluster.sources_formats import Exchange, Json, Skip
 
 
@@ -26,21 +27,22 @@ class Joined(NamedTuple):
 class BatchJoin:
     """Collects batch lines with `add`, gives joined exchanges with `pairs`. A context manager: removes its file."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="dfbench-batch-")
-        self._db = sqlite3.connect(Path(self._folder.name) / "halves.db", isolation_level=None)
-        self._db.executescript(
-            "pragma journal_mode=off; pragma synchronous=off;"
-            "create table half(custom_id text, side text, place text, body text, primary key(custom_id, side));"
-            "begin"
-        )
-
     def __enter__(self) -> BatchJoin:
+        with ExitStack() as stack:
+            folder = stack.enter_context(scratch())
+            self._db = stack.enter_context(closing(sqlite3.connect(folder / "halves.db", isolation_level=None)))
+            self._db.executescript(
+                "pragma journal_mode=off; pragma synchronous=off;"
+                "create table half(custom_id text, side text, place text, body text, primary key(custom_id, side));"
+                "begin"
+            )
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._db.close()
-        self._folder.cleanup()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
     def add(self, document: Json, place: str) -> Skip | None:
         """Keep one line. A second one of the same id and side is refused."""

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -369,7 +370,7 @@ def test_export_writes_a_file_a_table(make: Make, tmp_path: Path, form: str) -> 
 
 def test_export_to_a_duckdb_file_and_to_a_url(make: Make, tmp_path: Path) -> None:
     run = made(make())
-    dfbench("export", tmp_path / "run.duckdb", run, "--format", "duckdb")
+    dfbench("export", tmp_path / "run.duckdb", run)
     with duckdb.connect(str(tmp_path / "run.duckdb"), read_only=True) as con:
         assert con.sql("select count(*) from steps").fetchall() == [(96,)]
         assert con.sql("select len(output_ids) from jobs limit 1").fetchall() == [(9,)]
@@ -378,6 +379,18 @@ def test_export_to_a_duckdb_file_and_to_a_url(make: Make, tmp_path: Path) -> Non
     dfbench("export", "memory://exports/one", run)
     files = fsspec.filesystem("memory")
     assert files.exists("/exports/one/jobs.parquet")
+
+
+def test_an_export_that_did_not_fit_is_no_success(make: Make, tmp_path: Path) -> None:
+    """DuckDB says nothing when what it holds in memory cannot be written as it closes."""
+    run, (_, most) = made(make(), prompts=1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
+    try:
+        with pytest.raises(QueryError, match=r"for temporary files .*set TMPDIR"):
+            dfbench("export", tmp_path / "run.duckdb", run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert not (tmp_path / "run.duckdb").exists()
 
 
 def test_export_refuses_what_it_cannot_write(make: Make) -> None:
