@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from dfbench.drafters.base import Draft
 from dfbench.errors import EngineError, ModelError
 from dfbench.workers import models
-from dfbench.workers.evidence import TopTwo, top_two
+from dfbench.workers.evidence import top_two
 from dfbench.workers.growing_cache import GrowingCache
 from dfbench.workers.loading import load_model, output_head
 from dfbench.workers.spec import PromptSpec, TargetSpec
@@ -102,7 +102,7 @@ class TorchTarget:
         self._masks = Masks(self.device, model.dtype, _MASKED.get(self.attention, False), spec.max_queries)
         self._positions = torch.arange(self.context_limit, device=self.device)[None]
         self.timer: ForwardTimer = forward_timer(self.device)
-        self._top_two: TopTwo = top_two(self.device)
+        self._top_two = top_two(self.device, torch.float32 if spec.logits_dtype else model.dtype)
         self._cache: DynamicCache | None = None
         self._growing = _growing_cache(model, spec)
         self._past = 0

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from dfbench.workers.host_rows import HostRows
 from dfbench.workers.target import Evidence
 from dfbench.workers.timing import to_device
 from dfbench.workers.tree import is_prefix
 
+if TYPE_CHECKING:
+    from dfbench.workers.host_rows import HostTopTwo
 
-def top_two(device: torch.device) -> TopTwo:
-    """An empty table for logits on this device."""
-    return HostTopTwo(device) if device.type == "cpu" else TopTwo(device)
+
+def top_two(device: torch.device, dtype: torch.dtype) -> TopTwo | HostTopTwo:
+    """An empty table for logits of this type on this device."""
+    if device.type != "cpu":
+        return TopTwo(device)
+    from dfbench.workers.host_rows import HostTopTwo  # Brings numba, which a GPU has no use for.
+
+    return HostTopTwo(dtype)
 
 
 class TopTwo:
@@ -43,15 +49,9 @@ class TopTwo:
     def look(self, rows: torch.Tensor) -> torch.Tensor:
         """Ids int64 [n] of the highest entry of every row of a pass's logits [n, vocabulary], the first where several
         are. Where the table works ahead, `rows` is spoilt for other uses."""
-        maxima, argmax = rows.max(-1)
-        self.hold(maxima, argmax, rows)
-        return argmax
-
-    def hold(self, maxima: torch.Tensor, argmax: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Maximum and its id for every row of the pass that `add` will choose from; `rows`, its logits, to look at
-        now if that is how this table works, which spoils them for other uses."""
-        self._maxima, self._argmax = maxima, argmax
-        self._columns = _columns(rows, maxima, argmax) if self._ahead and rows is not None else None
+        self._maxima, self._argmax = rows.max(-1)
+        self._columns = _columns(rows, self._maxima, self._argmax) if self._ahead else None
+        return self._argmax
 
     def add(self, rows: torch.Tensor, chosen: Sequence[int]) -> None:
         """Append the rows `chosen` of the pass's logits [n + 1, vocabulary]; `rows` is spoilt for other uses."""
@@ -65,8 +65,11 @@ class TopTwo:
             columns = _columns(pick(rows), pick(self._maxima), pick(self._argmax))
         else:
             columns = tuple(pick(column) for column in self._columns)  # type: ignore[assignment]
-        at = self._reserve(count)
+        if self._count + count > self._ties.shape[0]:
+            self._grow(count)
+        at = slice(self._count, self._count + count)
         self._ids[at], self._logits[at], self._ties[at] = columns
+        self._count += count
 
     def read(self) -> Evidence:
         """Everything added since `clear`, as numpy arrays on the host."""
@@ -75,54 +78,12 @@ class TopTwo:
         columns = (ids[:, 0], logits[:, 0], ids[:, 1], logits[:, 1], ties)
         return Evidence(*(column.numpy().copy() for column in columns))
 
-    def _reserve(self, count: int) -> slice:
-        """Places for this many rows more."""
-        if self._count + count > self._ties.shape[0]:
-            self._grow(count)
-        at = slice(self._count, self._count + count)
-        self._count += count
-        return at
-
     def _grow(self, count: int) -> None:
         more = max(count, self._ties.shape[0])
         self._ids, self._logits, self._ties = (
             torch.cat([table, table.new_empty((more, *table.shape[1:]))])
             for table in (self._ids, self._logits, self._ties)
         )
-
-
-class HostTopTwo(TopTwo):
-    """The same table for logits on the CPU, where only the rows that count are looked at, after the pass."""
-
-    def look(self, rows: torch.Tensor) -> torch.Tensor:
-        entries = HostRows(rows)
-        argmax = np.fromiter((entries.highest(row) for row in range(len(entries))), np.int64, len(entries))
-        self._argmax = torch.from_numpy(argmax)
-        return self._argmax
-
-    def add(self, rows: torch.Tensor, chosen: Sequence[int]) -> None:
-        at = self._reserve(len(chosen))
-        ids, logits, ties = (table[at].numpy() for table in (self._ids, self._logits, self._ties))
-        entries, argmax = HostRows(rows), self._argmax.tolist()
-        for place, row in enumerate(chosen):
-            ids[place], logits[place], ties[place] = _beside(entries, row, argmax[row])
-
-
-def _beside(entries: HostRows, row: int, first: int) -> tuple[tuple[int, int], tuple[float, float], int]:
-    """Ids and values of a row's highest entry, which is given, and its next, and how many tie at the top; blanks the
-    first."""
-    highest = entries.value(row, first)
-    entries.blank(row, first)
-    second = entries.highest(row)
-    value = entries.value(row, second)
-    if highest != highest:
-        ties = 0  # NaN equals nothing.
-    elif value < highest:
-        ties = 1
-    else:
-        blank_counts = highest == -np.inf
-        ties = entries.count(row, second) + (not blank_counts)
-    return (first, second), (highest, value), ties
 
 
 def _columns(

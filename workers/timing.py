@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +26,9 @@ class ForwardTimer(Protocol):
     def end(self) -> None:
         """Just after it was called."""
 
-    def read(self, ids: torch.Tensor, topk: torch.Tensor | None) -> tuple[list[int], np.ndarray | None, int, int]:
-        """Wait; return the ids, the top-k ids, the forward's duration in ns and the host clock when it was done."""
+    def read(self, ids: Any, topk: torch.Tensor | None) -> tuple[list[int], np.ndarray | None, int, int]:
+        """Wait; return the ids (a tensor on the device, or a list where that is the host), the top-k ids, the
+        forward's duration in ns and the host clock when it was done."""
 
 
 def forward_timer(device: torch.device) -> ForwardTimer:
@@ -56,9 +57,10 @@ class HostTimer:
     def end(self) -> None:
         self._ended = perf_counter_ns()
 
-    def read(self, ids: torch.Tensor, topk: torch.Tensor | None) -> tuple[list[int], np.ndarray | None, int, int]:
+    def read(self, ids: Any, topk: torch.Tensor | None) -> tuple[list[int], np.ndarray | None, int, int]:
         chosen = None if topk is None else topk.numpy()
-        return ids.tolist(), chosen, self._ended - self._began, self._ended
+        known = ids if isinstance(ids, list) else ids.tolist()
+        return known, chosen, self._ended - self._began, self._ended
 
 
 class CudaTimer:
@@ -90,7 +92,7 @@ class CudaTimer:
     def end(self) -> None:
         self._end.record()
 
-    def read(self, ids: torch.Tensor, topk: torch.Tensor | None) -> tuple[list[int], np.ndarray | None, int, int]:
+    def read(self, ids: Any, topk: torch.Tensor | None) -> tuple[list[int], np.ndarray | None, int, int]:
         rows = ids.numel()
         wanted = rows if topk is None else rows + topk.numel()
         if wanted > self._results.numel():

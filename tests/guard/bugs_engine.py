@@ -158,7 +158,7 @@ def evidence_of_another_row(patch: Patch) -> None:
     def mutant(self: TorchTarget, path: Any, count: int) -> None:
         if count > 1:
             self._rows = self._rows.roll(1, 0)
-            self._top_two.hold(*self._rows.max(-1))
+            self._top_two.look(self._rows)
         record(self, path, count)
 
     patch.setattr(TorchTarget, "_record", mutant)
@@ -166,11 +166,11 @@ def evidence_of_another_row(patch: Patch) -> None:
 
 def logits_recorded_too_high(patch: Patch) -> None:
     """By one to two units in the last place: too little for any single token to show it."""
-    read = engine.TopTwo.read
+    read = TorchTarget.evidence
 
-    def mutant(self: engine.TopTwo) -> Any:
+    def mutant(self: TorchTarget) -> Any:
         evidence = read(self)
         higher = 1 + 2.0**-6
         return evidence._replace(top1_logit=evidence.top1_logit * higher, top2_logit=evidence.top2_logit * higher)
 
-    patch.setattr(engine.TopTwo, "read", mutant)
+    patch.setattr(TorchTarget, "evidence", mutant)

@@ -66,7 +66,7 @@ def reference_arm_sampled(patch: Patch) -> None:
             second = int(self._rows[0].topk(2).indices[1])
             self._rows = self._rows.clone()
             self._rows[0, verdict.argmax[0]] = self._rows[0, second] - 1
-            self._top_two.hold(*self._rows.max(-1))
+            self._top_two.look(self._rows)
             return verdict._replace(argmax=[second])
         return verdict
 

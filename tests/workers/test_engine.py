@@ -17,6 +17,7 @@ from dfbench.drafters.base import Draft, Drafter, DrafterContext, Options, Verif
 from dfbench.drafters.registry import create
 from dfbench.errors import DraftError, EngineError, ModelError, UsageError
 from dfbench.workers.engine import TorchTarget, load_target
+from dfbench.workers.evidence import TopTwo
 from dfbench.workers.loop import Trace, decode
 from dfbench.workers.spec import TargetSpec
 
@@ -161,7 +162,7 @@ def test_ties_are_counted_and_the_second_is_another_entry(tiny_model: TinyModel)
 def test_evidence_outlives_the_next_job_and_a_full_table(tiny_model: TinyModel) -> None:
     model = tiny_model("llama")
     it = target(model)
-    it._top_two.__init__(it.device, capacity=2)  # type: ignore[misc]
+    it._top_two = TopTwo(it.device, capacity=2)
     first = run(it, create("ar", {})).evidence
     assert first is not None
     kept = first.top1_logit.copy()
