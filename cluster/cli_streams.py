@@ -7,6 +7,7 @@ it would have had: the exit status is the command's own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -20,20 +21,24 @@ _ALONE = 0
 
 
 class _Outlet(io.FileIO):
-    """A standard stream's file. `gone`: nobody reads it any more, and what is written is dropped."""
+    """A standard stream's file. `gone`: its reader or terminal is no more, and what is written is dropped."""
 
     gone = False
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "wb", closefd=False)
+        self._terminal = self.isatty()
 
     def write(self, data: Any, /) -> int:
         if self.gone:
             return memoryview(data).nbytes
         try:
             return super().write(data)
-        except BrokenPipeError:
-            self.gone = True
-            _stand_in(self.fileno())  # libraries and children write to that number too
-        except OSError:
-            if not _ALONE:
+        except OSError as error:
+            if error.errno == errno.EPIPE or (error.errno == errno.EIO and self._terminal):
+                self.gone = True
+                _stand_in(self.fileno())  # libraries and children write to that number too
+            elif not _ALONE:
                 raise
         return memoryview(data).nbytes
 
@@ -95,7 +100,7 @@ def _lasting(stream: Any) -> Any:
         return stream
     stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Outlet(stream.fileno(), "wb", closefd=False)),
+        io.BufferedWriter(_Outlet(stream.fileno())),
         encoding=stream.encoding,
         errors="backslashreplace",
         line_buffering=stream.line_buffering,
