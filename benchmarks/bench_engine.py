@@ -1,12 +1,12 @@
 """What the harness costs, and how its engines compare with transformers' `generate` and vLLM, interleaved in one run.
 
-    python benchmarks/bench_engine.py [--rounds 7] [--tokens 48] [--dtype bfloat16] [--no-curve]
+    python benchmarks/bench_engine.py [--rounds 7] [--tokens 48] [--dtype bfloat16] [--no-race] [--no-curve]
 
 Prints medians over the rounds. The order of the contestants changes every round, so that a busy machine is busy for
 all of them; on one that is too busy the spread says so. Ratios are given in CPU time too, which other processes
 disturb less; it counts all threads, so on an idle machine with OMP_WAIT_POLICY=active spinning is in it.
-Then what a loop takes beside the model's forwards, and what verification costs in `cached` and in `compiled`: the
-fairer the baseline, the dearer a draft.
+Then our loop and `generate` take turns, pass by pass, which tells hundredths apart (see turns.py); and what
+verification costs in `cached` and in `compiled`: the fairer the baseline, the dearer a draft.
 vLLM takes part where a Python has it (see vllm_decode.py), in a process of its own, so without CPU time.
 """
 
@@ -19,13 +19,13 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import turns
 
 from dfbench.drafters.base import Draft, DrafterContext
 from dfbench.drafters.registry import create
@@ -39,6 +39,8 @@ from dfbench.workers.spec import TargetSpec
 HERE = Path(__file__).resolve().parent
 VLLM_PYTHON = Path(os.environ.get("VLLM_PYTHON", HERE.parent / ".venv-vllm" / "bin" / "python"))
 QUESTION = "Write a Python function that reverses a linked list, then write it again with comments in each line."
+LONG = 1000
+"""Tokens of context at which keys and values weigh."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96)
 Contestant = Callable[[], Trace]
 
@@ -167,33 +169,27 @@ def curves(targets: dict[str, TorchTarget], prompt: Sequence[int], rounds: int) 
         print(f"  {width:4d}   " + "    ".join(cells))
 
 
-@contextmanager
-def forwards(model: Any) -> Iterator[list[int]]:
-    """Ends and, negated, beginnings of the model's forwards, host clock, ns: their sum is the time in them."""
-    marks: list[int] = []
-    before = model.register_forward_pre_hook(lambda *_: marks.append(-time.perf_counter_ns()))
-    after = model.register_forward_hook(lambda *_: marks.append(time.perf_counter_ns()))
-    try:
-        yield marks
-    finally:
-        before.remove()
-        after.remove()
-
-
-def loops(target: TorchTarget, racing: dict[str, Contestant], rounds: int) -> None:
-    """What our loop and transformers' do beside the same forwards: a hundredth of an answer, which a race over whole
-    answers cannot tell from the noise of the forwards."""
-    beside: dict[str, list[float]] = {name: [] for name in ("ar", "hf generate")}
-    for turn in range(rounds + 1):
-        for name in sorted(beside, reverse=bool(turn % 2)):
-            with forwards(target.model) as marks:
-                trace = racing[name]()
-            if turn:
-                beside[name].append((trace.wall_ns - sum(marks)) / len(trace.output) / 1e6)
-    for name, taken in beside.items():
-        print(f"{'beside the forwards, ms a token: ' + name:42s} {spread(taken)}")
-    ratios = [theirs / ours for theirs, ours in zip(beside["hf generate"], beside["ar"], strict=True)]
-    print(f"{'    hf generate ÷ ar':42s} {spread(ratios)}   goal ≥ 1", flush=True)
+def take_turns(target: TorchTarget, prompt: Sequence[int], tokens: int) -> None:
+    """Our loop and transformers' `generate`, pass by pass, at a short and a long context; our loop and itself before,
+    which shows what the method resolves."""
+    again = TorchTarget(target.model, target.spec, eos_ids=target.eos_ids, context_limit=target.context_limit)
+    context = DrafterContext(vocab_size=target.vocab_size, eos_ids=target.eos_ids)
+    plain = create("ar", {}, context)
+    lookup = create("pld", {"preset": "hf", "stop_at_eos": False}, context)
+    long = target.tokenizer.encode(Path(__file__).read_text())[:LONG]
+    print(f"pass by pass in turn, {tokens} tokens: median ratio of neighbours (95 % interval; pairs; same tokens)")
+    played = {
+        f"ar ÷ ar, {len(prompt)} tokens of context": turns.against_itself(target, again, plain, prompt, tokens),
+        f"hf generate ÷ ar, {len(prompt)} tokens": turns.against_generate(target, plain, prompt, tokens),
+        f"hf generate ÷ ar, {len(long)} tokens": turns.against_generate(target, plain, long, tokens),
+        f"hf prompt lookup ÷ pld, {len(long)} tokens": turns.against_generate(target, lookup, long, tokens, 10),
+    }
+    for name, both in played.items():
+        ratios = both.ratios()
+        middle, low, high = turns.median_interval(ratios)
+        goal = "should be 1" if name.startswith("ar") else "goal ≥ 1"
+        told = f"{middle:.3f}   ({low:.3f} to {high:.3f}; {len(ratios)}; {'yes' if both.same else 'no'})"
+        print(f"  {name:42s} {told}   {goal}", flush=True)
 
 
 def overhead(trace: Trace) -> float:
@@ -212,28 +208,33 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model", default=TargetSpec().model)
+    parser.add_argument("--pairs", type=int, default=120, help="tokens of the answers that take turns")
+    parser.add_argument("--race", action=argparse.BooleanOptionalAction, default=True, help="whole answers")
     parser.add_argument(
         "--curve", action=argparse.BooleanOptionalAction, default=True, help="what verification costs, too"
     )
     given = parser.parse_args()
     spec = TargetSpec(model=given.model, dtype=given.dtype)
     target = load_target(spec)
-    fast = CompiledTarget(
-        target.model,
-        TargetSpec(model=given.model, dtype=given.dtype, engine="compiled"),
-        eos_ids=target.eos_ids,
-        context_limit=target.context_limit,
-    )
     prompt = models.render(target.tokenizer, [{"role": "user", "content": QUESTION}])
-    vllm, others = vllm_contestants(target, prompt, given)
-    ours = contestants(target, fast, prompt, given.tokens)
-    times = race(ours | others, given.rounds)
-    if vllm is not None:
-        vllm.close()
-    report(times, given)
-    loops(target, ours, given.rounds)
+    targets = {"cached": target}
+    if given.race or given.curve:
+        targets["compiled"] = _compiled(target, given)
+    if given.race:
+        vllm, others = vllm_contestants(target, prompt, given)
+        times = race(contestants(target, targets["compiled"], prompt, given.tokens) | others, given.rounds)
+        if vllm is not None:
+            vllm.close()
+        report(times, given)
+    take_turns(target, prompt, given.pairs)
     if given.curve:
-        curves({"cached": target, "compiled": fast}, prompt, given.rounds)
+        curves(targets, prompt, given.rounds)
+
+
+def _compiled(target: TorchTarget, given: argparse.Namespace) -> TorchTarget:
+    """The same model in engine `compiled`."""
+    spec = TargetSpec(model=given.model, dtype=given.dtype, engine="compiled")
+    return CompiledTarget(target.model, spec, eos_ids=target.eos_ids, context_limit=target.context_limit)
 
 
 def report(times: Times, given: argparse.Namespace) -> None:

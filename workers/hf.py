@@ -18,6 +18,7 @@ from dfbench.workers.model_cache import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.generation.streamers import BaseStreamer
 
     from dfbench.workers.engine import TorchTarget
 
@@ -31,10 +32,12 @@ def hf_decode(
     draft_len: int | None = 10,
     max_ngram: int = 2,
     trace: Trace | None = None,
+    streamer: BaseStreamer | None = None,
 ) -> Trace:
     """Greedy `generate` with prompt lookup, or plain where `draft_len` is None. Times are in `decode_ns`, prefill too.
 
-    The trace is marked `wall_only`. It cannot be stopped midway.
+    The trace is marked `wall_only`. It cannot be stopped midway. A `streamer` is given the prompt, then what each pass
+    emitted.
     """
     trace = Trace() if trace is None else trace
     trace.wall_only = True
@@ -51,7 +54,11 @@ def hf_decode(
         generate: Any = target.model.generate
         began = target.clock()
         answer = generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings, use_cache=True
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=settings,
+            use_cache=True,
+            streamer=streamer,
         )
         trace.output += answer[0, len(prompt) :].tolist()  # Waits for the device.
         trace.decode_ns = target.clock() - began

@@ -1,9 +1,9 @@
 """The two highest entries of rows of logits on a CPU, in one look at memory that the caches have lost.
 
 A pass of a model reads all weights, so what follows it finds neither logits nor code in the caches. Three searches by
-torch's operations take half a millisecond there, by numpy's, a few µs each in a loop of their own, still 200 µs; one loop
-in machine code takes 100. It compares bits as whole numbers, of which a vector holds most: floats that are not negative
-stand in their order, and negative ones the other way round.
+torch's operations take half a millisecond there, by numpy's, a few µs each in a loop of their own, still 200 µs; one
+loop in machine code takes 100. It compares bits as whole numbers, of which a vector holds most: floats that are not
+negative stand in their order, and negative ones the other way round.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _search(zero, sign, limit, infinity, size, address, stride, length, found): 
     """Most blocks hold nothing as high as the two highest before them."""
     for row in range(len(found)):
         words = carray(_pointer(zero, address + row * stride), (length,))  # type: ignore[call-arg]
-        plain = carray(_pointer(sign, address + row * stride), (length,))  # type: ignore[call-arg]
+        plain = carray(_pointer(sign, address + row * stride), (length,))
         first, second, ties = 0, 0, 0
         best = next_best = -infinity - 1
         for start in range(0, length, _BLOCK):

@@ -6,7 +6,7 @@ the target's own, whatever the drafter guessed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,6 +69,21 @@ def decode(
     Raises DraftError when the drafter breaks its contract and Cancelled when `trace.stop` is set by another thread.
     """
     trace = Trace() if trace is None else trace
+    for _ in passes(target, drafter, prompt, max_new_tokens=max_new_tokens, eos_ids=eos_ids, trace=trace):
+        pass
+    return trace
+
+
+def passes(
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    eos_ids: Collection[int],
+    trace: Trace,
+) -> Iterator[None]:
+    """What `decode` does, with a halt after prefill and after every step: to take turns with another loop."""
     target.reserve(len(prompt) + max_new_tokens)
     clock = target.clock
     began = clock()
@@ -83,14 +98,15 @@ def decode(
     trace.output.append(first)
 
     decoding = end
+    yield
     while not (reason := _finished(trace.output, max_new_tokens, eos_ids)):
         if trace.stop:
             raise Cancelled("the job was told to stop.")
         end = _step(target, drafter, trace, max_new_tokens, eos_ids, end)
+        yield
     trace.finish_reason = reason
     trace.decode_ns = end - decoding
     trace.evidence = target.evidence()
-    return trace
 
 
 def _finished(output: list[int], max_new_tokens: int, eos_ids: Collection[int]) -> str:
