@@ -23,7 +23,7 @@ from dfbench.cluster.ledger_schema import CANCELLED, Counts, Failure
 from dfbench.cluster.notice import Notice
 from dfbench.cluster.pool import Member
 from dfbench.cluster.queue import Health, Queue
-from dfbench.cluster.run_place import driver_lock
+from dfbench.cluster.run_place import driver_lock, unwritable
 from dfbench.cluster.runspec import ShardReader
 from dfbench.cluster.staff import Staff, Terms
 from dfbench.cluster.telling import OnFiles, OnNote, OnProgress, Progress, Result, Teller
@@ -87,19 +87,11 @@ def run(
             return driver.drive()
         except (OSError, sqlite3.OperationalError) as error:
             raise DfbenchError(
-                f"{_refused(run_dir, error)} ({error}): make room, then give the same command again, which goes on "
+                f"{unwritable(run_dir, error)} ({error}): make room, then give the same command again, which goes on "
                 "from what is committed."
             ) from error
         finally:
             driver.close()
-
-
-def _refused(run_dir: Path, error: Exception) -> str:
-    """Which folder could not be written to: the run's, unless the error names a file elsewhere."""
-    file = getattr(error, "filename", None)
-    if not isinstance(file, str) or Path(file).resolve().is_relative_to(run_dir.resolve()):
-        return f"the run cannot be written to {run_dir}"
-    return f"the run cannot go on, since nothing can be written to {Path(file).parent}"
 
 
 class Driver:

@@ -65,6 +65,14 @@ def require_usable(run_dir: Path, mounts: str | None = None) -> None:
         raise RunError(f"{there} is not writable: write --run with a directory that is.")
 
 
+def unwritable(run_dir: Path, error: Exception) -> str:
+    """What could not be written to, as the beginning of a sentence: the run, unless the error names a file elsewhere."""
+    file = getattr(error, "filename", None)
+    if not isinstance(file, str) or Path(file).resolve().is_relative_to(run_dir.resolve()):
+        return f"the run cannot be written to {run_dir}"
+    return f"the run cannot go on, since nothing can be written to {Path(file).parent}"
+
+
 @contextmanager
 def driver_lock(run_dir: Path) -> Iterator[None]:
     """Hold the run's only driver seat; the death of the process gives it back. Raises RunError when it is taken."""
