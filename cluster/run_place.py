@@ -66,7 +66,7 @@ def require_usable(run_dir: Path, mounts: str | None = None) -> None:
 
 
 def unwritable(run_dir: Path, error: Exception) -> str:
-    """What could not be written to, as the beginning of a sentence: the run, unless the error names a file elsewhere."""
+    """What could not be written to, as a sentence begins: the run, unless the error names a file elsewhere."""
     file = getattr(error, "filename", None)
     if not isinstance(file, str) or Path(file).resolve().is_relative_to(run_dir.resolve()):
         return f"the run cannot be written to {run_dir}"
