@@ -13,26 +13,54 @@ from typing import Any
 
 import numpy as np
 from numba import carray, cfunc, from_dtype, njit, types  # type: ignore[attr-defined]
+from numba.extending import overload
 
 from dfbench.workers import row_kernels, team, vectors
-from dfbench.workers.row_kernels import COMPILED, activated, add_norm, exponential, fitted, turn_and_keep, widened
+from dfbench.workers.row_kernels import (
+    COMPILED,
+    activated,
+    add_norm,
+    exponential,
+    fitted,
+    turn_and_keep,
+    value,
+    widened,
+)
 from dfbench.workers.team import asked, digest, wait
 from dfbench.workers.vectors import (
     LANES,
     Made,
     fused,
     intrinsic,
+    larger,
     load,
     load_halves,
+    load_pairs,
+    paired,
+    pairs_are_multiplied,
     prefetch,
     splat,
     store,
+    store_four,
+    store_four_halves,
+    store_four_snapped,
     sums,
     zeros,
 )
 
 AHEAD = 4096
 """Bytes between what a product reads and what it asks for, at least."""
+DOT = pairs_are_multiplied()
+COVER = 2 * LANES if DOT else LANES
+"""Columns that a product takes at a time."""
+STATE = np.dtype(np.uint16 if DOT else np.float32)
+"""What is multiplied by weights: bfloat16 as they are where the processor takes them so, else widened."""
+STATE_BYTES = STATE.itemsize
+STATES = ("normed", "attended", "inner", "queries")
+"""Fields of PASS that a whole pass keeps so."""
+load_weights = load_pairs if DOT else load_halves
+load_states = load_pairs if DOT else load
+added = paired if DOT else fused
 TILE = 4
 """Rows of weights, and rows of states, that are multiplied at a time."""
 _STEP = 2 * LANES
@@ -46,7 +74,7 @@ PASS = np.dtype(
         *((name, np.int64) for name in ("blocks", "last_norm", "head")),
         *((name, np.int64) for name in ("keys", "values", "cos", "turn", "seen")),
         *((name, np.int64) for name in ("states", "delta", "normed", "joined", "queries")),
-        *((name, np.int64) for name in ("scores", "attended", "gated", "inner", "logits")),
+        *((name, np.int64) for name in ("scores", "totals", "attended", "gated", "inner", "logits")),
     ]
 )
 """What a pass is told. From `blocks` on these are addresses; `passed` gives the arrays' shapes. `head` may be 0."""
@@ -73,15 +101,16 @@ halves_at = _pointer_to(types.uint16)
 floats_at = _pointer_to(types.float32)
 words_at = _pointer_to(types.int64)
 bytes_at = _pointer_to(types.uint8)
+states_at = halves_at if DOT else floats_at
 
 
 @njit(**COMPILED)
 def rest(weight, states, first, size):  # type: ignore[no-untyped-def]
     """The end of a product of two rows that no whole vectors cover."""
     total = np.float32(0)
-    row, factors = carray(halves_at(weight), size), carray(floats_at(states), size)
+    row, factors = carray(halves_at(weight), size), carray(states_at(states), size)
     for at in range(first, size):
-        total += widened(row[at]) * factors[at]
+        total += widened(row[at]) * value(factors[at])
     return total
 
 
@@ -89,19 +118,17 @@ def rest(weight, states, first, size):  # type: ignore[no-untyped-def]
 def four(weight, stride, size, states, ahead):  # type: ignore[no-untyped-def]
     """Products of four rows of weights, `stride` bytes apart, with one row of states."""
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
-    whole = size // _STEP * _STEP
-    for at in range(0, whole, _STEP):
-        here, there = weight + 2 * at, states + 4 * at
+    whole = size // COVER * COVER
+    for at in range(0, whole, COVER):
+        place = weight + 2 * at
         if ahead:
             for row in range(TILE):
-                prefetch(here + row * stride + ahead)
-        for half in range(2):
-            factors = load(there + 4 * LANES * half)
-            place = here + 2 * LANES * half
-            a = fused(load_halves(place), factors, a)
-            b = fused(load_halves(place + stride), factors, b)
-            c = fused(load_halves(place + 2 * stride), factors, c)
-            d = fused(load_halves(place + 3 * stride), factors, d)
+                prefetch(place + row * stride + ahead)
+        factors = load_states(states + STATE_BYTES * at)
+        a = added(load_weights(place), factors, a)
+        b = added(load_weights(place + stride), factors, b)
+        c = added(load_weights(place + 2 * stride), factors, c)
+        d = added(load_weights(place + 3 * stride), factors, d)
     one, two, three, last = sums(a, b, c, d)
     if whole < size:
         one += rest(weight, states, whole, size)
@@ -113,74 +140,84 @@ def four(weight, stride, size, states, ahead):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILED)
 def sixteen(weight, stride, size, states, ahead):  # type: ignore[no-untyped-def]
-    """The same with four rows of states, which follow one another: each weight is widened once for all four."""
+    """The same with four rows of states, which follow one another: each weight is loaded once for all four. `size` is a
+    multiple of COVER."""
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     e, f, g, h = zeros(), zeros(), zeros(), zeros()
     i, j, k, l = zeros(), zeros(), zeros(), zeros()  # noqa: E741
     m, n, o, p = zeros(), zeros(), zeros(), zeros()
-    whole, apart = size // _STEP * _STEP, 4 * size
-    for at in range(0, whole, _STEP):
-        here, there = weight + 2 * at, states + 4 * at
+    apart = STATE_BYTES * size
+    for at in range(0, size, COVER):
+        place, factor = weight + 2 * at, states + STATE_BYTES * at
         if ahead:
             for row in range(TILE):
-                prefetch(here + row * stride + ahead)
-        for half in range(2):
-            place, factor = here + 2 * LANES * half, there + 4 * LANES * half
-            one, two = load_halves(place), load_halves(place + stride)
-            three, last = load_halves(place + 2 * stride), load_halves(place + 3 * stride)
-            factors = load(factor)
-            a, b = fused(one, factors, a), fused(two, factors, b)
-            c, d = fused(three, factors, c), fused(last, factors, d)
-            factors = load(factor + apart)
-            e, f = fused(one, factors, e), fused(two, factors, f)
-            g, h = fused(three, factors, g), fused(last, factors, h)
-            factors = load(factor + 2 * apart)
-            i, j = fused(one, factors, i), fused(two, factors, j)
-            k, l = fused(three, factors, k), fused(last, factors, l)  # noqa: E741
-            factors = load(factor + 3 * apart)
-            m, n = fused(one, factors, m), fused(two, factors, n)
-            o, p = fused(three, factors, o), fused(last, factors, p)
+                prefetch(place + row * stride + ahead)
+        one, two = load_weights(place), load_weights(place + stride)
+        three, last = load_weights(place + 2 * stride), load_weights(place + 3 * stride)
+        factors = load_states(factor)
+        a, b = added(one, factors, a), added(two, factors, b)
+        c, d = added(three, factors, c), added(last, factors, d)
+        factors = load_states(factor + apart)
+        e, f = added(one, factors, e), added(two, factors, f)
+        g, h = added(three, factors, g), added(last, factors, h)
+        factors = load_states(factor + 2 * apart)
+        i, j = added(one, factors, i), added(two, factors, j)
+        k, l = added(three, factors, k), added(last, factors, l)  # noqa: E741
+        factors = load_states(factor + 3 * apart)
+        m, n = added(one, factors, m), added(two, factors, n)
+        o, p = added(three, factors, o), added(last, factors, p)
     return sums(a, b, c, d), sums(e, f, g, h), sums(i, j, k, l), sums(m, n, o, p)
 
 
-@njit(**COMPILED)
-def put(out, row, column, number, exact):  # type: ignore[no-untyped-def]
-    """out[row, column] = number, as it is or rounded."""
-    if exact:
-        out[row, column] = number
-    else:
-        out[row, column] = fitted(out, number)
+def put_four(out: Any, address: Any, numbers: Any, exact: Any) -> Any:
+    """Put four numbers at an address within `out`, as they are or rounded."""
+
+
+@overload(put_four, inline="always")
+def _put_four(out, address, numbers, exact):  # type: ignore[no-untyped-def]
+    if out.dtype == types.uint16:
+        return lambda out, address, numbers, exact: store_four_halves(address, numbers)
+
+    def as_floats(out, address, numbers, exact):  # type: ignore[no-untyped-def]
+        if exact:
+            store_four(address, numbers)
+        else:
+            store_four_snapped(address, numbers)
+
+    return as_floats
 
 
 @njit(**COMPILED)
 def product(weight, size, first, last, states, count, out, exact):  # type: ignore[no-untyped-def]
     """out[row, at] = weight[at] · states[row], for `first` ≤ at < `last` and all `count` rows.
 
-    `weight`, `states`: addresses of bfloat16 [.., size] and float32 [count, size], where rows up to a multiple of TILE
+    `weight`, `states`: addresses of bfloat16 [.., size] and STATE [count, size], where rows up to a multiple of TILE
     may be read. `exact`: not rounded.
     """
-    ahead = max(AHEAD, 2 * TILE * size)
-    for at in range(first, last, TILE):
-        here = weight + 2 * size * at
-        tile = min(TILE, last - at)
-        stride = 2 * size if tile == TILE else 0  # What is left is multiplied row by row.
-        for single in range(1 if tile == TILE else tile):
-            place, column = here + 2 * size * single, at + single
-            width = TILE if tile == TILE else 1
-            row = 0
-            while row < count:
-                address, asks = states + 4 * size * row, ahead if row == 0 else 0
-                if count - row > 2 and size % _STEP == 0:
-                    found = sixteen(place, stride, size, address, asks)
-                    for more in range(min(TILE, count - row)):
-                        for part in range(width):
-                            put(out, row + more, column + part, found[more][part], exact)
-                    row += TILE
-                else:
-                    alone = four(place, stride, size, address, asks)
-                    for part in range(width):
-                        put(out, row, column + part, alone[part], exact)
-                    row += 1
+    stride, apart = 2 * size, STATE_BYTES * size
+    ahead = max(AHEAD, TILE * stride)
+    start, line = out.ctypes.data, out.strides[0]
+    whole = first + (last - first) // TILE * TILE
+    for at in range(first, whole, TILE):
+        place, row = weight + stride * at, 0
+        while row < count:
+            factors, into, left = states + apart * row, start + line * row + out.itemsize * at, count - row
+            asks = ahead if row == 0 else 0
+            if left > 2 and size % COVER == 0:
+                a, b, c, d = sixteen(place, stride, size, factors, asks)
+                put_four(out, into, a, exact)
+                put_four(out, into + line, b, exact)
+                put_four(out, into + 2 * line, c, exact)
+                if left > 3:
+                    put_four(out, into + 3 * line, d, exact)
+                row += TILE
+            else:
+                put_four(out, into, four(place, stride, size, factors, asks), exact)
+                row += 1
+    for at in range(whole, last):
+        for row in range(count):
+            number = four(weight + stride * at, 0, size, states + apart * row, 0)[0]
+            out[row, at] = number if exact else fitted(out, number)
 
 
 @njit(**COMPILED)
@@ -191,29 +228,55 @@ def share(count, number, size):  # type: ignore[no-untyped-def]
     return tiles * number // size * TILE, last
 
 
-@njit(fastmath={"nnan", "nsz"}, **COMPILED)
+@njit(**COMPILED)
 def highest(scores):  # type: ignore[no-untyped-def]
-    """The maximum of numbers, none of which is NaN."""
+    """The maximum of a row."""
+    size, start = len(scores), scores.ctypes.data
+    whole = size // LANES * LANES
+    tops = splat(np.float32(-np.inf))
+    for at in range(0, whole, LANES):
+        tops = larger(load(start + 4 * at), tops)
+    lanes = np.empty(LANES, np.float32)
+    store(lanes.ctypes.data, tops)
     top = np.float32(-np.inf)
-    for at in range(len(scores)):
+    for number in lanes:
+        top = max(top, number)
+    for at in range(whole, size):
         top = max(top, scores[at])
     return top
 
 
 @njit(**COMPILED)
+def summed(scores, seen):  # type: ignore[no-untyped-def]
+    """The sum of a row, of which `seen` tells which of the last ones count: the first, 17th, 33rd, … that count by
+    themselves, and so on, so that those between them change nothing."""
+    known, start = len(scores) - len(seen), scores.ctypes.data
+    whole = known // LANES * LANES
+    total, one = zeros(), splat(np.float32(1))
+    for at in range(0, whole, LANES):
+        total = fused(one, load(start + 4 * at), total)
+    lanes = np.empty(LANES, np.float32)
+    store(lanes.ctypes.data, total)
+    rank = 0
+    for at in range(whole, len(scores)):
+        if at < known or seen[at - known]:
+            lanes[rank % LANES] += scores[at]
+            rank += 1
+    total = load(lanes.ctypes.data)
+    return sums(total, total, total, total)[0]
+
+
+@njit(**COMPILED)
 def weigh(scores, seen, scaling):  # type: ignore[no-untyped-def]
     """Scores of one row → e^(score - highest), 0 where hidden; returns their sum. `seen` tells of the last ones; what
-    lies before is seen. The sum is taken in the order of the slots, so that hidden ones among them change nothing."""
+    lies before is seen."""
     ends = scores[len(scores) - len(seen) :]
     for at in range(len(seen)):
         ends[at] = ends[at] if seen[at] else -np.inf
     top = highest(scores) * scaling
     for at in range(len(scores)):
         scores[at] = exponential(scores[at] * scaling - top)
-    total = np.float32(0)
-    for at in range(len(scores)):
-        total += scores[at]
-    return total
+    return summed(scores, seen)
 
 
 @njit(**COMPILED)
@@ -224,12 +287,11 @@ def divided(states, by, out):  # type: ignore[no-untyped-def]
 
 
 @njit(**COMPILED)
-def mix(values, size, weights, out):  # type: ignore[no-untyped-def]
-    """out[row] = Σ weights[row, at] · values[at], for TILE rows. `values`: address of bfloat16 [window, size];
-    `weights` [TILE, window], `out` [TILE, size]."""
-    whole = size // _STEP * _STEP
-    window, apart = weights.shape[1], 4 * size
-    for lane in range(0, whole, _STEP):
+def mix(values, size, weights, lane, out):  # type: ignore[no-untyped-def]
+    """out[row] = Σ weights[row, at] · values[at], for TILE rows and the columns of `out` from `lane` on, not more than
+    fit two vectors. `values`: address of bfloat16 [window, size]; `weights` [TILE, window], `out` [TILE, …]."""
+    window, width = weights.shape[1], min(_STEP, size - lane)
+    if width == _STEP:
         a, b, c, d = zeros(), zeros(), zeros(), zeros()
         e, f, g, h = zeros(), zeros(), zeros(), zeros()
         for at in range(window):
@@ -243,7 +305,7 @@ def mix(values, size, weights, out):  # type: ignore[no-untyped-def]
             c, g = fused(factor, left, c), fused(factor, right, g)
             factor = splat(weights[3, at])
             d, h = fused(factor, left, d), fused(factor, right, h)
-        place = out.ctypes.data + 4 * lane
+        place, apart = out.ctypes.data, out.strides[0]
         store(place, a)
         store(place + apart, b)
         store(place + 2 * apart, c)
@@ -253,34 +315,14 @@ def mix(values, size, weights, out):  # type: ignore[no-untyped-def]
         store(place + apart, f)
         store(place + 2 * apart, g)
         store(place + 3 * apart, h)
+        return
     held = carray(halves_at(values), (window, size))
-    for lane in range(whole, size):
+    for column in range(width):
         for row in range(TILE):
             total = np.float32(0)
             for at in range(window):
-                total += weights[row, at] * widened(held[at, lane])
-            out[row, lane] = total
-
-
-@njit(**COMPILED)
-def attend(it, layer, unit, scores, mixed, seen, queries, attended):  # type: ignore[no-untyped-def]
-    """Attention of TILE rows that share a head of keys and values: `unit` counts them, heads first."""
-    group = it.heads // it.kv_heads * it.rows
-    tiles = (group + TILE - 1) // TILE
-    kv_head, begin = unit // tiles, unit % tiles * TILE
-    count, window = min(TILE, group - begin), it.slot + it.rows
-    start = 2 * (layer * it.kv_heads + kv_head) * it.capacity * it.head_dim
-    first = kv_head * group + begin
-    asked_for = queries.ctypes.data + 4 * first * it.head_dim
-    rows = scores[:, :window]
-    product(it.keys + start, it.head_dim, 0, window, asked_for, count, rows, True)
-    totals = np.zeros(TILE, np.float32)
-    for at in range(count):
-        totals[at] = weigh(rows[at], seen[(first + at) % it.rows], np.float32(it.scaling))
-    mix(it.values + start, it.head_dim, rows, mixed)
-    for at in range(count):
-        head, row = (first + at) // it.rows, (first + at) % it.rows
-        divided(mixed[at], totals[at], attended[row, head * it.head_dim : (head + 1) * it.head_dim])
+                total += weights[row, at] * widened(held[at, lane + column])
+            out[row, column] = total
 
 
 @njit(**COMPILED)
@@ -297,14 +339,44 @@ def prepare(it, layer, joined, queries, number, size):  # type: ignore[no-untype
 
 
 @njit(**COMPILED)
-def attention(it, layer, queries, attended, number, size):  # type: ignore[no-untyped-def]
-    """What each row attends to. All threads together."""
-    count, heads, kv_heads, dim = it.rows, it.heads, it.kv_heads, it.head_dim
+def attention(it, layer, attended, number, size):  # type: ignore[no-untyped-def]
+    """What each row attends to. All threads together, each with some keys, then some rows, then some columns.
+
+    A unit is TILE rows that share a head of keys and values: rows are counted over the heads that share, row by row.
+    """
+    count, dim, window = it.rows, it.head_dim, it.slot + it.rows
+    group = it.heads // it.kv_heads * count
+    tiles = (group + TILE - 1) // TILE
+    units, whole = it.kv_heads * tiles, 2 * it.capacity * dim
     seen = carray(bytes_at(it.seen), (count, count))
-    scores = carray(floats_at(it.scores), (size, TILE, it.capacity))[number]
-    mixed = np.empty((TILE, dim), np.float32)
-    for unit in range(number, kv_heads * ((heads // kv_heads * count + TILE - 1) // TILE), size):
-        attend(it, layer, unit, scores, mixed, seen, queries, attended)
+    scores = carray(floats_at(it.scores), (units * TILE, it.capacity))[:, :window]
+    totals = carray(floats_at(it.totals), units * TILE)
+    start = layer * it.kv_heads * whole
+    begin, end = share(window, number, size)
+    for unit in range(units):
+        kv_head, first = unit // tiles, unit % tiles * TILE
+        asked_for = it.queries + STATE_BYTES * (kv_head * group + first) * dim
+        some = min(TILE, group - first)
+        keys = it.keys + start + kv_head * whole
+        product(keys, dim, begin, end, asked_for, some, scores[unit * TILE :], True)
+    wait(it.barrier)
+    for row in range(number, units * TILE, size):
+        first = row // TILE % tiles * TILE + row % TILE
+        if first < group:
+            totals[row] = weigh(scores[row], seen[first % count], np.float32(it.scaling))
+    wait(it.barrier)
+    blocks = (dim + _STEP - 1) // _STEP
+    mixed = np.empty((TILE, _STEP), np.float32)
+    for part in range(number, units * blocks, size):
+        unit, lane = part // blocks, part % blocks * _STEP
+        kv_head, first = unit // tiles, unit % tiles * TILE
+        values = it.values + start + kv_head * whole
+        mix(values, dim, scores[unit * TILE : (unit + 1) * TILE], lane, mixed)
+        for at in range(min(TILE, group - first)):
+            head, row = (kv_head * group + first + at) // count, (first + at) % count
+            column = head * dim + lane
+            into = attended[row, column : column + min(_STEP, dim - lane)]
+            divided(mixed[at], totals[unit * TILE + at], into)
 
 
 @njit(**COMPILED)
@@ -323,12 +395,12 @@ def passed(it):  # type: ignore[no-untyped-def]
     every = mixed_size + 2 * it.kv_heads * it.head_dim
     states = carray(floats_at(it.states), (count, wide))
     delta = carray(floats_at(it.delta), (count, wide))
-    normed = carray(floats_at(it.normed), (count, wide))
+    normed = carray(states_at(it.normed), (count, wide))
     joined = carray(floats_at(it.joined), (count, every))
-    queries = carray(floats_at(it.queries), (it.heads, count, it.head_dim))
-    attended = carray(floats_at(it.attended), (count, mixed_size))
+    queries = carray(states_at(it.queries), (it.heads, count, it.head_dim))
+    attended = carray(states_at(it.attended), (count, mixed_size))
     gated = carray(floats_at(it.gated), (count, 2 * inner_size))
-    inner = carray(floats_at(it.inner), (count, inner_size))
+    inner = carray(states_at(it.inner), (count, inner_size))
     for layer in range(it.layers):
         before, joins, _, out, after, gates, down = carray(words_at(it.blocks), (it.layers, 7))[layer]
         add_norm(states, delta, carray(halves_at(before), wide), it.epsilon, normed, number, size)
@@ -338,7 +410,7 @@ def passed(it):  # type: ignore[no-untyped-def]
         wait(it.barrier)
         prepare(it, layer, joined, queries, number, size)
         wait(it.barrier)
-        attention(it, layer, queries, attended, number, size)
+        attention(it, layer, attended, number, size)
         wait(it.barrier)
         first, last = share(wide, number, size)
         product(out, mixed_size, first, last, it.attended, count, delta, False)
@@ -402,6 +474,6 @@ def _compiled_between(sources: int) -> Any:
     return run
 
 
-_SOURCES = digest(row_kernels, team, vectors, sys.modules[__name__])
+_SOURCES = 2 * digest(row_kernels, team, vectors, sys.modules[__name__]) + DOT
 run_pass, run_between = _compiled_pass(_SOURCES), _compiled_between(_SOURCES)
 """`passed` and `between` for OpenMP: functions of one address, that of a PASS."""

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from dfbench.workers.lean_weights import Block, Product, Sizes
     from dfbench.workers.static_cache import StaticKeyValues
 
-NARROW = 8
-"""The widest pass whose products are made here, where oneDNN has the weights as well."""
+NARROW, LONG = 8, 2048
+"""The widest pass whose products are made here, where oneDNN has the weights as well; and the tokens of context beyond
+which it is half as wide, for torch's attention to several rows is quicker there."""
 
 
 class RowPass:
@@ -44,7 +45,7 @@ class RowPass:
         whole = head is not None and head.bias is None
         self._vocab = head.weight.shape[0] if head is not None and whole else 0
         # A CPU without products of bfloat16 has none in oneDNN either.
-        self._narrow = NARROW if blocks[0].down.packed is not None else None
+        self._alone = blocks[0].down.packed is None
         hidden, inner = blocks[0].down.weight.shape
         mixed = sizes.heads * sizes.head_dim
         every = mixed + 2 * sizes.kv_heads * sizes.head_dim
@@ -77,15 +78,18 @@ class RowPass:
         assert kept.slots is not None, "a prompt goes through the layers"
         count, slot = len(embedded), int(kept.slots[0])
         threads = torch.get_num_threads()
-        self._use(kept, count, threads)
+        self._use(kept, count)
         states = embedded.float().contiguous()
         cos, turn = cos.contiguous(), turn.contiguous()
         seen = np.ones((count, count), np.uint8) if mask is None else _seen(mask, slot)
         self._say(rows=count, slot=slot, states=states.data_ptr(), seen=seen.ctypes.data)
         self._say(cos=cos.data_ptr(), turn=turn.data_ptr())
-        if self._narrow is None or count <= self._narrow:
+        if self._is_narrow(count, kept.window):
             return self._whole(embedded, threads)
         return self._by_products(embedded, mask, kept, threads), False
+
+    def _is_narrow(self, count: int, window: int) -> bool:
+        return self._alone or count <= (NARROW if window <= LONG else NARROW // 2)
 
     def _whole(self, embedded: torch.Tensor, threads: int) -> tuple[torch.Tensor, bool]:
         count = len(embedded)
@@ -95,7 +99,8 @@ class RowPass:
         self._team.start(self._kernels.run_pass.address, self._it.ctypes.data, threads)
         if self._vocab:
             return logits, True
-        return torch.from_numpy(self._scratch["normed"][:count]).to(embedded.dtype), False
+        normed = torch.from_numpy(self._scratch["normed"][:count])
+        return (normed.view(embedded.dtype) if self._kernels.DOT else normed.to(embedded.dtype)), False
 
     def _by_products(
         self, embedded: torch.Tensor, mask: torch.Tensor | None, kept: StaticKeyValues, threads: int
@@ -133,18 +138,23 @@ class RowPass:
         for name, number in told.items():
             self._it[name] = number
 
-    def _use(self, kept: StaticKeyValues, count: int, threads: int) -> None:
+    def _use(self, kept: StaticKeyValues, count: int) -> None:
         """Run over these keys and values, with scratch memory for this many rows."""
         if kept is not self._kept:
             self._kept = kept
             self._say(keys=kept.keys.data_ptr(), values=kept.values.data_ptr(), capacity=kept.capacity)
-        needed = threads * self._kernels.TILE * kept.capacity
-        if needed > len(self._scratch.get("scores", ())):
-            self._scratch["scores"] = np.zeros(needed, np.float32)
-        if count > len(self._scratch.get("queries", ())) - self._kernels.TILE:
+        tile = self._kernels.TILE
+        group = self._sizes.heads // self._sizes.kv_heads * count
+        rows = self._sizes.kv_heads * -(-group // tile) * tile
+        if self._is_narrow(count, kept.window):
+            for name, needed in (("scores", rows * kept.capacity), ("totals", rows)):
+                if needed > len(self._scratch.get(name, ())):
+                    self._scratch[name] = np.zeros(needed, np.float32)
+        if count > len(self._scratch.get("queries", ())) - tile:
             # Products read rows up to a whole tile; what is beyond the pass's own is ignored.
-            rows = count + self._kernels.TILE
-            self._scratch |= {name: np.zeros((rows, width), np.float32) for name, width in self._widths.items()}
+            for name, width in self._widths.items():
+                kind = self._kernels.STATE if name in self._kernels.STATES else np.float32
+                self._scratch[name] = np.zeros((count + tile, width), kind)
 
 
 def fits(blocks: Sequence[Block], sizes: Sizes, activation: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sixteen float32 numbers as one value in numba's code, so that a loop keeps them in registers and sums in one order.
+"""Vectors as values in numba's code, so that a loop keeps them in registers and sums in one order.
 
 numba leaves vectors to LLVM, which may sum a loop in another order for every shape of it. What is summed by these is
 summed in the same order whatever else the loop does: a row of a pass comes out the same bits however wide the pass is.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import extending, types
 from numba.core import cgutils as untyped
 from numba.extending import models, register_model
@@ -19,7 +19,7 @@ LANES = 16
 
 cgutils: Any = untyped
 _FLOAT, _WORD, _HALF, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
-_FLOATS = ir.VectorType(_FLOAT, LANES)
+_FLOATS, _WORDS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
 _FOUR: Any = types.UniTuple(types.float32, 4)  # type: ignore[no-untyped-call]
 _NONE = ir.Constant(_FLOATS, ir.Undefined)
 
@@ -38,13 +38,34 @@ class Floats(types.Type):
         super().__init__(name="float32x16")
 
 
-floats = Floats()
+class Pairs(types.Type):
+    """The type of 32 bfloat16 numbers, sixteen pairs of neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__(name="bfloat16x32")
+
+
+floats, pairs = Floats(), Pairs()
 
 
 @register_model(Floats)
 class _FloatsModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _FLOATS)  # type: ignore[no-untyped-call]
+
+
+@register_model(Pairs)
+class _PairsModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _WORDS)  # type: ignore[no-untyped-call]
+
+
+def pairs_are_multiplied() -> bool:
+    """Whether this processor multiplies bfloat16 numbers as they are (AVX512-BF16), for `paired`."""
+    if not binding.get_host_cpu_features().get("avx512bf16", False):
+        return False
+    binding.initialize_native_asmparser()
+    return True
 
 
 @intrinsic
@@ -79,12 +100,32 @@ def load_halves(typing: Any, address: Any) -> Made:
     """The sixteen bfloat16 at an address, widened."""
 
     def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
-        words = ir.VectorType(_WORD, LANES)
         halves = builder.load(_pointer(builder, given[0], ir.VectorType(_HALF, LANES)), align=2)
-        high = builder.shl(builder.zext(halves, words), ir.Constant(words, [16] * LANES))
+        high = builder.shl(builder.zext(halves, _WORDS), ir.Constant(_WORDS, [16] * LANES))
         return builder.bitcast(high, _FLOATS)
 
     return floats(types.intp), make
+
+
+@intrinsic
+def load_pairs(typing: Any, address: Any) -> Made:
+    """The 32 bfloat16 at an address, as they are."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        return builder.load(_pointer(builder, given[0], _WORDS), align=2)
+
+    return pairs(types.intp), make
+
+
+@intrinsic
+def paired(typing: Any, one: Any, other: Any, added: Any) -> Made:
+    """The products of 32 numbers, both of a pair added to a float32. Only where `pairs_are_multiplied`."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        kind = ir.FunctionType(_FLOATS, [_FLOATS, _WORDS, _WORDS])
+        return builder.asm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v", [given[2], given[0], given[1]], False)
+
+    return floats(pairs, pairs, floats), make
 
 
 @intrinsic
@@ -110,6 +151,16 @@ def fused(typing: Any, one: Any, other: Any, added: Any) -> Made:
 
 
 @intrinsic
+def larger(typing: Any, one: Any, other: Any) -> Made:
+    """The larger of each two numbers; `other` where one is NaN."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", given[0], given[1]), given[0], given[1])
+
+    return floats(floats, floats), make
+
+
+@intrinsic
 def sums(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Made:
     """The sums of four vectors' numbers: halves onto each other, four times."""
 
@@ -127,6 +178,43 @@ def sums(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Made:
 
 
 @intrinsic
+def store_four(typing: Any, address: Any, numbers: Any) -> Made:
+    """Put what `sums` found at an address, one after the other."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        return _stored_four(context, builder, given, lambda numbers: numbers)
+
+    return types.void(types.intp, _FOUR), make
+
+
+@intrinsic
+def store_four_snapped(typing: Any, address: Any, numbers: Any) -> Made:
+    """The same, each rounded to bfloat16, as float32."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        words = ir.VectorType(_WORD, 4)
+
+        def snapped(numbers: Any) -> Any:
+            high = builder.shl(_rounded(builder, numbers), ir.Constant(words, [16] * 4))
+            return builder.bitcast(high, ir.VectorType(_FLOAT, 4))
+
+        return _stored_four(context, builder, given, snapped)
+
+    return types.void(types.intp, _FOUR), make
+
+
+@intrinsic
+def store_four_halves(typing: Any, address: Any, numbers: Any) -> Made:
+    """The same, each rounded to bfloat16, as its 16 bits."""
+
+    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        halves = ir.VectorType(_HALF, 4)
+        return _stored_four(context, builder, given, lambda numbers: builder.trunc(_rounded(builder, numbers), halves))
+
+    return types.void(types.intp, _FOUR), make
+
+
+@intrinsic
 def prefetch(typing: Any, address: Any) -> Made:
     """Ask for the memory at an address, which may lie anywhere, ahead of its use."""
 
@@ -138,6 +226,26 @@ def prefetch(typing: Any, address: Any) -> Made:
         return context.get_dummy_value()
 
     return types.void(types.intp), make
+
+
+def _stored_four(context: Any, builder: Any, given: Any, change: Callable[[Any], Any]) -> Any:
+    numbers = ir.Constant(ir.VectorType(_FLOAT, 4), ir.Undefined)
+    for at in range(4):
+        numbers = builder.insert_element(numbers, builder.extract_value(given[1], at), _WORD(at))
+    changed = change(numbers)
+    builder.store(changed, _pointer(builder, given[0], changed.type), align=2)
+    return context.get_dummy_value()
+
+
+def _rounded(builder: Any, numbers: Any) -> Any:
+    """Four float32 → the bits of the nearest bfloat16, ties to even, in words; NaN stays NaN."""
+    words = ir.VectorType(_WORD, 4)
+    same = [ir.Constant(words, [number] * 4) for number in (0x7FFF, 1, 16, 0x7FC0)]
+    half, one, sixteen, nan = same
+    bits = builder.bitcast(numbers, words)
+    odd = builder.and_(builder.lshr(bits, sixteen), one)
+    nearest = builder.lshr(builder.add(builder.add(bits, half), odd), sixteen)
+    return builder.select(builder.fcmp_unordered("uno", numbers, numbers), nan, nearest)
 
 
 def _halves(size: int, which: int) -> list[int]:

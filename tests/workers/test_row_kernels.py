@@ -19,6 +19,10 @@ def random_rows(seed: int, *shape: int) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3).bfloat16()
 
 
+def states(rows: torch.Tensor) -> np.ndarray:
+    return bits(rows).copy() if kernels.DOT else floats(rows)
+
+
 def floats(rows: torch.Tensor) -> np.ndarray:
     return rows.float().numpy().copy()
 
@@ -124,21 +128,25 @@ def test_activation(seed: int, count: int, size: int) -> None:
 @settings(deadline=None, max_examples=60)
 def test_products(seed: int, rows: int, size: int, count: int) -> None:
     """Against float64, in parts as threads take them; a row's result does not depend on the other rows."""
-    weight, states = random_rows(seed, rows, size), floats(random_rows(seed + 1, count + 4, size))
+    weight, factors = random_rows(seed, rows, size), random_rows(seed + 1, count + 4, size)
+    held = states(factors)
     out = np.full((count, rows), np.nan, np.float32)
     for number in range(3):
         first, last = kernels.share(rows, number, 3)
-        kernels.product(weight.data_ptr(), size, first, last, states.ctypes.data, count, out, True)
-    exact = states[:count].astype(np.float64) @ floats(weight).astype(np.float64).T
-    scale = np.abs(states[:count]) @ np.abs(floats(weight)).T
+        kernels.product(weight.data_ptr(), size, first, last, held.ctypes.data, count, out, True)
+    exact = floats(factors)[:count].astype(np.float64) @ floats(weight).astype(np.float64).T
+    scale = np.abs(floats(factors)[:count]) @ np.abs(floats(weight)).T
     assert (np.abs(out - exact) <= size * 2**-24 * scale + 1e-30).all()
     for row in range(count):
         alone = np.empty((1, rows), np.float32)
-        kernels.product(weight.data_ptr(), size, 0, rows, states[row:].ctypes.data, 1, alone, True)
+        kernels.product(weight.data_ptr(), size, 0, rows, held[row:].ctypes.data, 1, alone, True)
         assert np.array_equal(alone[0], out[row])
     rounded = np.empty((count, rows), np.uint16)
-    kernels.product(weight.data_ptr(), size, 0, rows, states.ctypes.data, count, rounded, False)
+    kernels.product(weight.data_ptr(), size, 0, rows, held.ctypes.data, count, rounded, False)
     assert np.array_equal(rounded, bits(torch.from_numpy(out).bfloat16()))
+    snapped = np.empty((count, rows), np.float32)
+    kernels.product(weight.data_ptr(), size, 0, rows, held.ctypes.data, count, snapped, False)
+    assert np.array_equal(snapped, torch.from_numpy(out).bfloat16().float().numpy())
 
 
 @given(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from([8, 16, 32, 40, 64]), st.data())
@@ -155,9 +163,11 @@ def test_attention_sums_in_the_order_of_what_is_seen(seed: int, window: int, siz
     fewer = [kernels.weigh(row, np.zeros(0, np.uint8), np.float32(0.125)) for row in closed]
     assert totals == fewer
     mixed, same = np.empty((4, size), np.float32), np.empty((4, size), np.float32)
-    kernels.mix(values.data_ptr(), size, weights, mixed)
+    for lane in range(0, size, 32):
+        kernels.mix(values.data_ptr(), size, weights, lane, mixed[:, lane:])
     shown_values = values[torch.from_numpy(shown)].contiguous()
-    kernels.mix(shown_values.data_ptr(), size, closed, same)
+    for lane in range(0, size, 32):
+        kernels.mix(shown_values.data_ptr(), size, closed, lane, same[:, lane:])
     assert np.array_equal(mixed, same)
     powers = np.exp(0.125 * scores[:, shown].astype(np.float64))
     expected = powers / powers.sum(-1, keepdims=True) @ floats(shown_values)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from torch.nn import functional
 
 from dfbench.drafters.base import Draft
 from dfbench.drafters.registry import create
-from dfbench.workers import lean, lean_weights, row_pass, team
+from dfbench.workers import lean, lean_weights, row_pass, team, vectors
 from dfbench.workers.compiled import CompiledTarget
 from dfbench.workers.loop import Trace, decode
 from dfbench.workers.spec import TargetSpec
@@ -95,6 +98,38 @@ def test_a_token_is_the_same_bits_alone_and_in_a_draft(tiny_model: TinyModel, fa
             assert np.array_equal(mine, theirs[: len(mine)])
         # What was moved together goes on to be seen as if it had come token by token.
         assert target.verify(Draft(())).argmax[0] == rest[len(path) + 1]
+
+
+def test_long_contexts_leave_several_rows_to_torch(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_pass, "LONG", 10)
+    target = compiled(tiny_model("llama", "sdpa", torch.bfloat16), buckets=(1, 4, 8))
+    ran: list[int] = []
+    whole = row_pass.RowPass._whole
+    monkeypatch.setattr(
+        row_pass.RowPass, "_whole", lambda self, rows, threads: ran.append(len(rows)) or whole(self, rows, threads)
+    )
+    target.prefill(PROMPT)
+    for width in (1, 4, 8):
+        target.verify(Draft(tuple(range(width - 1))))
+    assert ran == [1, 4]
+
+
+@pytest.mark.skipif(not vectors.pairs_are_multiplied(), reason="this processor has but one way")
+def test_processors_without_products_of_pairs(tmp_path: Path) -> None:
+    """The same tests over kernels that widen every weight."""
+    names = "products or attention or same_bits or layers or threads"
+    script = f"""
+import sys, pytest
+from dfbench.workers import vectors
+vectors.pairs_are_multiplied = lambda: False
+from dfbench.workers import pass_kernels
+assert not pass_kernels.DOT
+here = {str(Path(__file__).parent)!r}
+files = [here + "/test_row_kernels.py", here + "/test_row_pass.py"]
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", {names!r}, *files]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_any_number_of_threads(tiny_model: TinyModel, threads: Callable[[int], None]) -> None:
