@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
+_MORE = 64  # Buffers of a request that nobody announced grow by this many tokens and a quarter.
+
+
 class GrowingCache(DynamicCache):
     """A cache of full attention in every layer, used for one request after another: `clear` lies between them."""
 
@@ -79,7 +82,7 @@ class GrowingLayer(DynamicLayer):
         assert self._buffers is not None and self.keys is not None and self.values is not None
         start, more = self.keys.shape[2], key_states.shape[2]
         if start + more > self.capacity:
-            tokens = max(start + more, 2 * self.capacity)
+            tokens = max(start + more, self.capacity + self.capacity // 4 + _MORE)
             self._buffers = _longer(self.keys, tokens), _longer(self.values, tokens)
             for buffer, held in zip(self._buffers, (self.keys, self.values), strict=True):
                 buffer.narrow(2, 0, start).copy_(held)

@@ -57,7 +57,8 @@ def footprint(config: Mapping[str, Any], spec: TargetSpec) -> Footprint:
         weights += shape.vocab * shape.hidden * (4 if tied else 4 - size)
     logits = spec.max_queries * shape.vocab * (size + 4)
     kv = 0 if spec.engine == "recompute" else 2 * shape.layers * shape.kv_heads * shape.head_dim * size
-    # A cache that grows copies one layer at a time; a masked pass spreads keys and values over all query heads.
+    # A cache that grows copies one layer at a time, as a cache does that is joined anew on each pass; a masked pass
+    # spreads keys and values over all query heads. Buffers end a whole pass behind the request.
     grown = 0 if spec.engine == "recompute" else 2 * shape.kv_heads * shape.head_dim * size
     spread = 2 * shape.heads * shape.head_dim * size
     activations = (_LIVE_HIDDEN * shape.hidden + 3 * shape.intermediate) * size
@@ -66,7 +67,7 @@ def footprint(config: Mapping[str, Any], spec: TargetSpec) -> Footprint:
         weights=weights,
         kv_per_token=kv,
         work_per_token=grown + spread + activations + mask,
-        work_fixed=RUNTIME_BYTES + logits,
+        work_fixed=RUNTIME_BYTES + logits + spec.max_queries * kv,
         context_limit=shape.context_limit,
     )
 

@@ -59,6 +59,8 @@ def test_a_request_that_was_announced_moves_nothing(tiny_model: TinyModel) -> No
         target.verify(Draft((1, 2, 3)))
         target.commit((), (5,))
     assert [layer.keys.data_ptr() for layer in cache.layers] == places
+    planned = len(PROMPT) + 40 + target.spec.max_queries
+    assert {layer.capacity for layer in cache.layers} == {planned}, "what the memory plan counts"
     target.reserve(5)
     target.prefill(PROMPT[:2])
     assert [layer.keys.data_ptr() for layer in cache.layers] == places, "shorter requests use what is there"
