@@ -123,9 +123,9 @@ def _predictions(run_dir: Path, curve: str, live: Path | None) -> None:
 
     measured = _measured(live) if live is not None else {}
     table = Table(title=Text(f"speedup_model from: {curve}"), title_justify="left")
-    units, modelled = _modelled(run_dir, curve)
+    answers, modelled = _modelled(run_dir, curve)
     compared = ("measured", "error") if measured else ()
-    for column in ("workload", "arm", units, "MAT", "speedup_model", "95 %", *compared):
+    for column in ("workload", "arm", answers, "MAT", "speedup_model", "95 %", *compared):
         table.add_column(column, justify="left" if column in ("workload", "arm") else "right")
     errors = []
     for workload, arm, prompts, mat, speedup, low, high in modelled:
@@ -155,7 +155,7 @@ def _modelled(run_dir: Path, curve: str) -> tuple[str, list[tuple[Any, ...]]]:
             "where curve = ? and speedup_model is not null order by all",
             [curve],
         ).fetchall()
-        return counted(connection).units, cells
+        return counted(connection).answers, cells
 
 
 def _measured(run_dir: Path) -> dict[tuple[str, str], float]:

@@ -307,7 +307,7 @@ def test_an_answer_may_be_replayed_in_part(tmp_path: Path) -> None:
     assert {len(job["output_ids"]) for job in table(run, "jobs")} == {7}
 
 
-def test_turns_carry_their_context(tmp_path: Path) -> None:
+def test_turns_carry_their_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "t.jsonl"
     rows = [
         {"prompt_id": "t", "turn": 0, "prompt_ids": [1, 2], "output_ids": [5, 6, 7, 8]},
@@ -317,6 +317,10 @@ def test_turns_carry_their_context(tmp_path: Path) -> None:
     run = replayed(tmp_path / "run", file, ["pld"])
     assert [(job["prompt_id"], job["turn"]) for job in table(run, "jobs")] == [("t", 0), ("t#2", 1)]
     assert [len(rows) for rows in steps(run).values()] == [3, 1], "the second turn is copied from the first"
+    verify_cost.keep(run, verify_cost.relative("flat", {1: 1.0, 100: 1.0}))
+    cli_replay._predictions(run, "flat", None)
+    counted = [line.split("┃")[3].strip() for line in capsys.readouterr().out.splitlines() if "workload" in line]
+    assert counted == ["turns"]
 
 
 def modelled(run_dir: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
