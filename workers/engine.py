@@ -24,7 +24,7 @@ from dfbench.drafters.base import Draft
 from dfbench.errors import EngineError, ModelError
 from dfbench.workers import models
 from dfbench.workers.evidence import top_two
-from dfbench.workers.growing_cache import GrowingCache
+from dfbench.workers.growing_cache import GrowingCache, growing_cache
 from dfbench.workers.loading import load_model, output_head
 from dfbench.workers.spec import PromptSpec, TargetSpec
 from dfbench.workers.target import Evidence, Verdict
@@ -104,7 +104,7 @@ class TorchTarget:
         self.timer: ForwardTimer = forward_timer(self.device)
         self._top_two = top_two(self.device, torch.float32 if spec.logits_dtype else model.dtype)
         self._cache: DynamicCache | None = None
-        self._growing = _growing_cache(model, spec)
+        self._growing = self._cache_in_place()
         self._past = 0
         self._pending: list[int] = []
         self._rows = torch.empty(0)
@@ -248,9 +248,16 @@ class TorchTarget:
     def _settle(self, kept: Sequence[int]) -> None:
         """Move the kept nodes' keys and values to slot `past` and on, and drop the other nodes'."""
         assert self._cache is not None
-        compact(self._cache.layers, self._past, kept)  # type: ignore[arg-type]
+        compact(self._cache.layers if self._growing is None else [self._growing], self._past, kept)  # type: ignore[arg-type]
         if (surplus := self._nodes - len(kept)) > 0:
             self._cache.crop(-surplus)
+
+    def _cache_in_place(self) -> GrowingCache | None:
+        """The cache of engine `cached`, where it fits; not with attention that would copy keys and values that do not
+        lie next to one another, as eager attention's products do."""
+        if self.spec.engine != "cached" or self.attention != "sdpa":
+            return None
+        return growing_cache(self.model, self.cache_argument)
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
@@ -275,14 +282,6 @@ def check_cache(model: PreTrainedModel) -> None:
                 f"the model '{model.config.model_type}' has {type(layer).__name__} layers, whose cache cannot be"
                 " cropped after a rejected draft: choose a model with full attention in every layer."
             )
-
-
-def _growing_cache(model: PreTrainedModel, spec: TargetSpec) -> GrowingCache | None:
-    """The cache of engine `cached`; None for the others, and for attention that would copy keys and values that do not
-    lie next to one another, as eager attention's products do."""
-    if spec.engine != "cached" or model.config._attn_implementation != "sdpa":
-        return None
-    return GrowingCache(model.config)
 
 
 def use_logits_dtype(model: PreTrainedModel, dtype: str | None) -> None:
