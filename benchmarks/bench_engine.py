@@ -178,13 +178,15 @@ def take_turns(target: TorchTarget, prompt: Sequence[int], tokens: int) -> None:
     lookup = create("pld", {"preset": "hf", "stop_at_eos": False}, context)
     long = target.tokenizer.encode(Path(__file__).read_text())[:LONG]
     print(f"pass by pass in turn, {tokens} tokens: median ratio of neighbours (95 % interval; pairs; same tokens)")
-    played = {
-        f"ar ÷ ar, {len(prompt)} tokens of context": turns.against_itself(target, again, plain, prompt, tokens),
-        f"hf generate ÷ ar, {len(prompt)} tokens": turns.against_generate(target, plain, prompt, tokens),
-        f"hf generate ÷ ar, {len(long)} tokens": turns.against_generate(target, plain, long, tokens),
-        f"hf prompt lookup ÷ pld, {len(long)} tokens": turns.against_generate(target, lookup, long, tokens, 10),
+    generate = turns.against_generate
+    played: dict[str, Callable[[], turns.Turns]] = {
+        f"ar ÷ ar, {len(prompt)} tokens of context": lambda: turns.against_itself(target, again, plain, prompt, tokens),
+        f"hf generate ÷ ar, {len(prompt)} tokens": lambda: generate(target, plain, prompt, tokens),
+        f"hf generate ÷ ar, {len(long)} tokens": lambda: generate(target, plain, long, tokens),
+        f"hf prompt lookup ÷ pld, {len(long)} tokens": lambda: generate(target, lookup, long, tokens, 10),
     }
-    for name, both in played.items():
+    for name, play in played.items():
+        both = play()
         ratios = both.ratios()
         middle, low, high = turns.median_interval(ratios)
         goal = "should be 1" if name.startswith("ar") else "goal ≥ 1"
