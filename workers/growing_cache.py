@@ -99,7 +99,7 @@ class GrowingCache(DynamicCache):
         self._new = self._all = ()
 
 
-class GrowingLayer(DynamicLayer):
+class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """One layer of the block, as transformers knows layers."""
 
     def __init__(self, cache: GrowingCache, at: int) -> None:
@@ -108,12 +108,12 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     @property
-    def keys(self) -> torch.Tensor:
+    def keys(self) -> torch.Tensor:  # type: ignore[override]
         """[1, heads, tokens, head size]."""
         return self._cache.of_layer(self._at, values=False)
 
     @property
-    def values(self) -> torch.Tensor:
+    def values(self) -> torch.Tensor:  # type: ignore[override]
         """[1, heads, tokens, head size]."""
         return self._cache.of_layer(self._at, values=True)
 
