@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from dfbench.workers import row_pass
-from dfbench.workers.lean_weights import Block, Sizes, block_of, linears_of, product_of, times
+from dfbench.workers.lean_weights import Block, Layout, Sizes, block_of, layout_of, linears_of, product_of, times
 from dfbench.workers.loading import output_head
 from dfbench.workers.pages import Pages
 from dfbench.workers.row_pass import RowPass
@@ -34,12 +34,8 @@ class Lean:
         inner: Any = model.model
         attention = inner.layers[0].self_attn
         self._head = output_head(model)
-        # What is compiled is given plain weights: inductor lays them out itself, and refuses those that are.
-        pack = compiler is None
-        pages = Pages()
-        self._blocks = [block_of(layer, pack, pages) for layer in inner.layers]
         plain = type(self._head) is torch.nn.Linear
-        self._head_product = product_of(self._head, pack=pack, pages=pages) if plain else None
+        parts = [part for layer in inner.layers for part in linears_of(layer)]
         self._embedding = inner.embed_tokens.weight
         self._rotary = inner.rotary_emb
         self._norm = inner.norm.weight
@@ -53,8 +49,13 @@ class Lean:
             attention.scaling,
             config._attn_implementation == "eager",
         )
+        rows = not compiler and row_pass.fits(parts, self._sizes, self._activation)
+        # What is compiled is given plain weights: inductor lays them out itself, and refuses those that are.
+        layout: Layout = "plain" if compiler else layout_of([*parts, self._head] if plain else parts, rows)
+        pages = Pages()
+        self._blocks = [block_of(layer, layout, pages) for layer in inner.layers]
+        self._head_product = product_of(self._head, layout=layout, pages=pages) if plain else None
         self._layer = compiler(layer_forward) if compiler else layer_forward
-        rows = not compiler and row_pass.fits(self._blocks, self._sizes, self._activation)
         self._rows = RowPass(self._blocks, self._sizes, self._norm, self._head_product) if rows else None
 
     @property
@@ -69,9 +70,9 @@ class Lean:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of weights that exist twice, because oneDNN wants its own layout."""
+        """Bytes of weights that exist twice, in the layout of what multiplies them."""
         products = [self._head_product, *(p for b in self._blocks for p in (b.joined, b.out, b.gated, b.down))]
-        return sum(p.weight.numel() * p.weight.element_size() for p in products if p and p.packed is not None)
+        return sum(product.size for product in products if product)
 
     def __call__(
         self,

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from dfbench.workers import tiles
 from dfbench.workers.pages import Pages
+
+Layout = Literal["plain", "onednn", "tiles"]
+"""In what form weights are held beside their own: in none, in oneDNN's, in that of `tiles`."""
 
 
 class Product(NamedTuple):
-    """One projection. `packed`: the weight laid out for oneDNN, where that is what multiplies."""
+    """One projection. `packed`: the weight in the layout that its products take."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     packed: torch.Tensor | None
+    layout: Layout
+
+    @property
+    def size(self) -> int:
+        """Bytes of the second form."""
+        return 0 if self.packed is None else self.weight.numel() * self.weight.element_size()
 
 
 class Block(NamedTuple):
@@ -42,9 +52,21 @@ class Sizes(NamedTuple):
     additive: bool  # attention as two products with a mask that is added, instead of SDPA
 
 
-def block_of(layer: Any, pack: bool, pages: Pages) -> Block:
-    """The weights of one of the model's layers, moved into `pages` where they are on the CPU; `pack`: also as oneDNN
-    wants them, where it multiplies."""
+def layout_of(parts: Sequence[Any], rows: bool) -> Layout:
+    """What suits these projections. Tiles where the processor has them, all weights are whole ones, and passes go by
+    `rows`, which alone take them; else what oneDNN takes."""
+    weights = [part.weight for part in parts]
+    if any(weight.device.type != "cpu" or weight.dtype != torch.bfloat16 for weight in weights):
+        return "plain"
+    if rows and tiles.available() and all(tiles.fit(weight) for weight in weights):
+        return "tiles"
+    backend = torch.backends.mkldnn
+    there = backend.is_available() and backend.enabled  # type: ignore[no-untyped-call]
+    return "onednn" if there and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "plain"
+
+
+def block_of(layer: Any, layout: Layout, pages: Pages) -> Block:
+    """The weights of one of the model's layers. On a CPU, what the passes read is put into `pages`."""
     attention, mlp = layer.self_attn, layer.mlp
     scales = None
     if hasattr(attention, "q_norm"):
@@ -53,12 +75,12 @@ def block_of(layer: Any, pack: bool, pages: Pages) -> Block:
         scales = torch.cat([n.detach().expand(c, -1) for n, c in zip(norms, counts, strict=True)])
     return Block(
         layer.input_layernorm.weight,
-        product_of(attention.q_proj, attention.k_proj, attention.v_proj, pack=pack, pages=pages),
+        product_of(attention.q_proj, attention.k_proj, attention.v_proj, layout=layout, pages=pages),
         scales,
-        product_of(attention.o_proj, pack=pack, pages=pages),
+        product_of(attention.o_proj, layout=layout, pages=pages),
         layer.post_attention_layernorm.weight,
-        product_of(mlp.gate_proj, mlp.up_proj, pack=pack, pages=pages),
-        product_of(mlp.down_proj, pack=pack, pages=pages),
+        product_of(mlp.gate_proj, mlp.up_proj, layout=layout, pages=pages),
+        product_of(mlp.down_proj, layout=layout, pages=pages),
     )
 
 
@@ -71,19 +93,18 @@ def linears_of(layer: Any) -> tuple[Any, ...]:
     )
 
 
-def product_of(*parts: torch.nn.Linear, pack: bool, pages: Pages) -> Product:
+def product_of(*parts: torch.nn.Linear, layout: Layout, pages: Pages) -> Product:
     """Projections of the same input as one."""
-    weight = joined([part.weight for part in parts], pages)
+    weight = joined([part.weight for part in parts], pages if layout == "onednn" else None)
     biases = [part.bias for part in parts if part.bias is not None]
-    return Product(weight, joined(biases, pages) if biases else None, packed(weight) if pack else None)
+    return Product(weight, joined(biases, None) if biases else None, packed(weight, layout, pages), layout)
 
 
 @torch.no_grad()
-def joined(parts: Sequence[torch.Tensor], pages: Pages) -> torch.Tensor:
+def joined(parts: Sequence[torch.Tensor], pages: Pages | None) -> torch.Tensor:
     """The rows of all parts as one tensor, of which the parts become views: no weight is held twice."""
     first = parts[0].data
-    on_cpu = first.device.type == "cpu"
-    if len(parts) == 1 and (not on_cpu or pages.holds(first)):
+    if len(parts) == 1 and (pages is None or pages.holds(first)):
         return first
     shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
     # Neighbours in memory need not be one block: tensors of their own lie side by side now and then.
@@ -91,7 +112,7 @@ def joined(parts: Sequence[torch.Tensor], pages: Pages) -> torch.Tensor:
     one = {part.untyped_storage().data_ptr() for part in parts}
     if len(parts) > 1 and len(one) == 1 and all(p.data_ptr() == end for p, end in zip(parts[1:], ends, strict=False)):
         return first.as_strided(shape, first.stride())  # Joined by an earlier target.
-    whole = pages.empty(shape, first.dtype) if on_cpu else first.new_empty(shape)
+    whole = first.new_empty(shape) if pages is None else pages.empty(shape, first.dtype)
     torch.cat([part.data for part in parts], out=whole)
     at = 0
     for part in parts:
@@ -101,23 +122,18 @@ def joined(parts: Sequence[torch.Tensor], pages: Pages) -> torch.Tensor:
 
 
 @torch.no_grad()
-def packed(weight: torch.Tensor) -> torch.Tensor | None:
-    """The weight in oneDNN's own layout, for 16-bit products on CPUs that have them; else None."""
-    backend = torch.backends.mkldnn
-    if (
-        weight.device.type != "cpu"
-        or weight.dtype != torch.bfloat16
-        or not (backend.is_available() and backend.enabled)  # type: ignore[no-untyped-call]
-    ):
-        return None
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
-    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)  # type: ignore[no-any-return]
+def packed(weight: torch.Tensor, layout: Layout, pages: Pages) -> torch.Tensor | None:
+    """The weight once more, in a layout that is not its own."""
+    if layout == "tiles":
+        return tiles.tiled(weight, pages)
+    if layout == "onednn":
+        return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)  # type: ignore[no-any-return]
+    return None
 
 
 def times(states: torch.Tensor, product: Product) -> torch.Tensor:
     """[n, out] = states [n, in] · the weight's rows."""
-    if product.packed is not None:
+    if product.layout == "onednn":
         if states.shape[0] == 1 and product.bias is None:
             # A lone row is a matrix-vector product, bound by reading: torch's own kernel reads faster than oneDNN's.
             return torch.mv(product.weight, states[0])[None]

@@ -15,13 +15,14 @@ import numpy as np
 from numba import carray, cfunc, from_dtype, njit, types  # type: ignore[attr-defined]
 from numba.extending import overload
 
-from dfbench.workers import row_kernels, team, vectors
+from dfbench.workers import row_kernels, team, tiles, vectors
 from dfbench.workers.row_kernels import (
     COMPILED,
     activated,
     add_norm,
     exponential,
     fitted,
+    rounded,
     turn_and_keep,
     value,
     widened,
@@ -43,14 +44,14 @@ from dfbench.workers.vectors import (
     store,
     store_four,
     store_four_halves,
-    store_four_snapped,
+    store_halves,
     sums,
     zeros,
 )
 
 AHEAD = 4096
 """Bytes between what a product reads and what it asks for, at least."""
-DOT = pairs_are_multiplied()
+DOT, TILES = pairs_are_multiplied(), tiles.available()
 COVER = 2 * LANES if DOT else LANES
 """Columns that a product takes at a time."""
 STATE = np.dtype(np.uint16 if DOT else np.float32)
@@ -67,7 +68,7 @@ _STEP = 2 * LANES
 
 PASS = np.dtype(
     [
-        *((name, np.int64) for name in ("barrier", "number", "size")),
+        *((name, np.int64) for name in ("barrier", "number", "size", "tiles")),
         *((name, np.int64) for name in ("rows", "slot", "capacity", "layers", "vocab", "layer", "step")),
         *((name, np.int64) for name in ("hidden_size", "inner_size", "heads", "kv_heads", "head_dim")),
         *((name, np.float64) for name in ("epsilon", "scaling")),
@@ -77,7 +78,8 @@ PASS = np.dtype(
         *((name, np.int64) for name in ("scores", "totals", "attended", "gated", "inner", "logits")),
     ]
 )
-"""What a pass is told. From `blocks` on these are addresses; `passed` gives the arrays' shapes. `head` may be 0."""
+"""What a pass is told. From `blocks` on these are addresses; the functions give the arrays' shapes. `head` may be 0.
+`tiles`: address of a `tiles.configuration`, where the weights are laid out so; else 0."""
 BLOCK = ("before", "joined", "scales", "out", "after", "gated", "down")
 """A row of `blocks`: addresses of one layer's weights; `scales` may be 0."""
 
@@ -169,30 +171,34 @@ def sixteen(weight, stride, size, states, ahead):  # type: ignore[no-untyped-def
     return sums(a, b, c, d), sums(e, f, g, h), sums(i, j, k, l), sums(m, n, o, p)
 
 
-def put_four(out: Any, address: Any, numbers: Any, exact: Any) -> Any:
-    """Put four numbers at an address within `out`, as they are or rounded."""
+def put_four(out: Any, address: Any, numbers: Any) -> Any:
+    """Put four numbers at an address within `out`, rounded where it holds bfloat16."""
 
 
 @overload(put_four, inline="always")
-def _put_four(out, address, numbers, exact):  # type: ignore[no-untyped-def]
+def _put_four(out, address, numbers):  # type: ignore[no-untyped-def]
     if out.dtype == types.uint16:
-        return lambda out, address, numbers, exact: store_four_halves(address, numbers)
+        return lambda out, address, numbers: store_four_halves(address, numbers)
+    return lambda out, address, numbers: store_four(address, numbers)
 
-    def as_floats(out, address, numbers, exact):  # type: ignore[no-untyped-def]
-        if exact:
-            store_four(address, numbers)
-        else:
-            store_four_snapped(address, numbers)
 
-    return as_floats
+def put(out: Any, number: Any) -> Any:
+    """A number as `out` holds it."""
+
+
+@overload(put, inline="always")
+def _put(out, number):  # type: ignore[no-untyped-def]
+    if out.dtype == types.uint16:
+        return lambda out, number: rounded(number)
+    return lambda out, number: number
 
 
 @njit(**COMPILED)
-def product(weight, size, first, last, states, count, out, exact):  # type: ignore[no-untyped-def]
+def product(weight, size, first, last, states, count, out):  # type: ignore[no-untyped-def]
     """out[row, at] = weight[at] · states[row], for `first` ≤ at < `last` and all `count` rows.
 
     `weight`, `states`: addresses of bfloat16 [.., size] and STATE [count, size], where rows up to a multiple of TILE
-    may be read. `exact`: not rounded.
+    may be read.
     """
     stride, apart = 2 * size, STATE_BYTES * size
     ahead = max(AHEAD, TILE * stride)
@@ -205,27 +211,78 @@ def product(weight, size, first, last, states, count, out, exact):  # type: igno
             asks = ahead if row == 0 else 0
             if left > 2 and size % COVER == 0:
                 a, b, c, d = sixteen(place, stride, size, factors, asks)
-                put_four(out, into, a, exact)
-                put_four(out, into + line, b, exact)
-                put_four(out, into + 2 * line, c, exact)
+                put_four(out, into, a)
+                put_four(out, into + line, b)
+                put_four(out, into + 2 * line, c)
                 if left > 3:
-                    put_four(out, into + 3 * line, d, exact)
+                    put_four(out, into + 3 * line, d)
                 row += TILE
             else:
-                put_four(out, into, four(place, stride, size, factors, asks), exact)
+                put_four(out, into, four(place, stride, size, factors, asks))
                 row += 1
     for at in range(whole, last):
         for row in range(count):
-            number = four(weight + stride * at, 0, size, states + apart * row, 0)[0]
-            out[row, at] = number if exact else fitted(out, number)
+            out[row, at] = put(out, four(weight + stride * at, 0, size, states + apart * row, 0)[0])
 
 
 @njit(**COMPILED)
-def share(count, number, size):  # type: ignore[no-untyped-def]
-    """The part of `count` rows that thread `number` of `size` takes: whole tiles, but for the last one's."""
-    tiles = count // TILE
-    last = count if number == size - 1 else tiles * (number + 1) // size * TILE
-    return tiles * number // size * TILE, last
+def tile_product(weight, size, states, count, out, line):  # type: ignore[no-untyped-def]
+    """Sixteen outputs of all rows, which begin at the address `out` and lie `line` bytes apart, float32. All but `line`
+    and `count` as in `tiles`."""
+    row, steps, apart = 0, size // tiles.DEPTH, 2 * size
+    while row < count:
+        some = min(tiles.MOST, (count - row + tiles.SIDE - 1) // tiles.SIDE)
+        rows, into = states + apart * row, out + line * row
+        if some == 1:
+            tiles.one(weight, rows, apart, into, line, steps)
+        elif some == 2:
+            tiles.two(weight, rows, apart, into, line, steps)
+        elif some == 3:
+            tiles.three(weight, rows, apart, into, line, steps)
+        elif some == 4:
+            tiles.four(weight, rows, apart, into, line, steps)
+        elif some == 5:
+            tiles.five(weight, rows, apart, into, line, steps)
+        else:
+            tiles.six(weight, rows, apart, into, line, steps)
+        row += some * tiles.SIDE
+
+
+@njit(**COMPILED)
+def multiply(it, weight, size, first, last, states, out):  # type: ignore[no-untyped-def]
+    """`product` of all rows with weights as they are laid out for this pass. `out`: float32."""
+    if TILES and it.tiles:
+        for at in range(first, last, tiles.SIDE):
+            into = out.ctypes.data + 4 * at
+            tile_product(weight + 2 * size * at, size, states, it.rows, into, out.strides[0])
+        return
+    product(weight, size, first, last, states, it.rows, out)
+
+
+@njit(**COMPILED)
+def project(it, first, last):  # type: ignore[no-untyped-def]
+    """Logits `first` to `last` of all rows."""
+    size, logits = it.hidden_size, carray(halves_at(it.logits), (it.rows, it.vocab))
+    if TILES and it.tiles:
+        rows = (it.rows + tiles.SIDE - 1) // tiles.SIDE * tiles.SIDE
+        some = np.empty((rows, tiles.SIDE), np.float32)
+        line = some.strides[0]
+        for at in range(first, last, tiles.SIDE):
+            tile_product(it.head + 2 * size * at, size, it.normed, it.rows, some.ctypes.data, line)
+            for row in range(it.rows):
+                into = logits.ctypes.data + 2 * (row * it.vocab + at)
+                store_halves(into, load(some.ctypes.data + line * row))
+        return
+    product(it.head, size, first, last, it.normed, it.rows, logits)
+
+
+@njit(**COMPILED)
+def share(it, count, number, size):  # type: ignore[no-untyped-def]
+    """The part of `count` outputs that thread `number` of `size` takes: whole tiles, but for the last one's."""
+    grain = tiles.SIDE if it.tiles else TILE
+    whole = count // grain
+    last = count if number == size - 1 else whole * (number + 1) // size * grain
+    return whole * number // size * grain, last
 
 
 @njit(**COMPILED)
@@ -352,13 +409,14 @@ def attention(it, layer, attended, number, size):  # type: ignore[no-untyped-def
     scores = carray(floats_at(it.scores), (units * TILE, it.capacity))[:, :window]
     totals = carray(floats_at(it.totals), units * TILE)
     start = layer * it.kv_heads * whole
-    begin, end = share(window, number, size)
+    parts = window // TILE
+    begin, end = parts * number // size * TILE, window if number == size - 1 else parts * (number + 1) // size * TILE
     for unit in range(units):
         kv_head, first = unit // tiles, unit % tiles * TILE
         asked_for = it.queries + STATE_BYTES * (kv_head * group + first) * dim
         some = min(TILE, group - first)
         keys = it.keys + start + kv_head * whole
-        product(keys, dim, begin, end, asked_for, some, scores[unit * TILE :], True)
+        product(keys, dim, begin, end, asked_for, some, scores[unit * TILE :])
     wait(it.barrier)
     for row in range(number, units * TILE, size):
         first = row // TILE % tiles * TILE + row % TILE
@@ -388,49 +446,93 @@ def activate(gated, inner, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(**COMPILED)
-def passed(it):  # type: ignore[no-untyped-def]
-    """One thread's part of a whole pass."""
-    number, size, count = asked(it.number), asked(it.size), it.rows
-    wide, inner_size, mixed_size = it.hidden_size, it.inner_size, it.heads * it.head_dim
-    every = mixed_size + 2 * it.kv_heads * it.head_dim
-    states = carray(floats_at(it.states), (count, wide))
+def norm(it, weight, number, size):  # type: ignore[no-untyped-def]
+    """`delta` goes into the residual stream, whose norm goes into `normed`."""
+    shape = (it.rows, it.hidden_size)
+    states, delta = carray(floats_at(it.states), shape), carray(floats_at(it.delta), shape)
+    normed, weights = carray(states_at(it.normed), shape), carray(halves_at(weight), it.hidden_size)
+    add_norm(states, delta, weights, it.epsilon, normed, number, size)
+
+
+@njit(**COMPILED)
+def enter(it, layer, number, size):  # type: ignore[no-untyped-def]
+    """A layer up to what attention needs. All threads together."""
+    every = (it.heads + 2 * it.kv_heads) * it.head_dim
+    joined = carray(floats_at(it.joined), (it.rows, every))
+    queries = carray(states_at(it.queries), (it.heads, it.rows, it.head_dim))
+    block = carray(words_at(it.blocks), (it.layers, 7))[layer]
+    norm(it, block[0], number, size)
+    wait(it.barrier)
+    first, last = share(it, every, number, size)
+    multiply(it, block[1], it.hidden_size, first, last, it.normed, joined)
+    wait(it.barrier)
+    prepare(it, layer, joined, queries, number, size)
+
+
+@njit(**COMPILED)
+def leave(it, layer, number, size):  # type: ignore[no-untyped-def]
+    """A layer from what attention gives on. All threads together."""
+    count, wide, inner_size = it.rows, it.hidden_size, it.inner_size
     delta = carray(floats_at(it.delta), (count, wide))
-    normed = carray(states_at(it.normed), (count, wide))
-    joined = carray(floats_at(it.joined), (count, every))
-    queries = carray(states_at(it.queries), (it.heads, count, it.head_dim))
-    attended = carray(states_at(it.attended), (count, mixed_size))
     gated = carray(floats_at(it.gated), (count, 2 * inner_size))
     inner = carray(states_at(it.inner), (count, inner_size))
+    block = carray(words_at(it.blocks), (it.layers, 7))[layer]
+    first, last = share(it, wide, number, size)
+    multiply(it, block[3], it.heads * it.head_dim, first, last, it.attended, delta)
+    wait(it.barrier)
+    norm(it, block[4], number, size)
+    wait(it.barrier)
+    some, more = share(it, inner_size, number, size)
+    multiply(it, block[5], wide, some, more, it.normed, gated)
+    multiply(it, block[5], wide, inner_size + some, inner_size + more, it.normed, gated)
+    activate(gated, inner, some, more)
+    wait(it.barrier)
+    multiply(it, block[6], inner_size, first, last, it.inner, delta)
+
+
+@njit(**COMPILED)
+def finish(it, number, size):  # type: ignore[no-untyped-def]
+    """From the last layer to the logits, or to the normed hidden states. All threads together."""
+    norm(it, it.last_norm, number, size)
+    wait(it.barrier)
+    if it.head:
+        first, last = share(it, it.vocab, number, size)
+        project(it, first, last)
+
+
+@njit(**COMPILED)
+def passed(it):  # type: ignore[no-untyped-def]
+    """One thread's part of a whole pass."""
+    number, size = asked(it.number), asked(it.size)
+    attended = carray(states_at(it.attended), (it.rows, it.heads * it.head_dim))
+    if TILES and it.tiles:
+        tiles.configure(it.tiles)
     for layer in range(it.layers):
-        before, joins, _, out, after, gates, down = carray(words_at(it.blocks), (it.layers, 7))[layer]
-        add_norm(states, delta, carray(halves_at(before), wide), it.epsilon, normed, number, size)
-        wait(it.barrier)
-        first, last = share(every, number, size)
-        product(joins, wide, first, last, it.normed, count, joined, False)
-        wait(it.barrier)
-        prepare(it, layer, joined, queries, number, size)
+        enter(it, layer, number, size)
         wait(it.barrier)
         attention(it, layer, attended, number, size)
         wait(it.barrier)
-        first, last = share(wide, number, size)
-        product(out, mixed_size, first, last, it.attended, count, delta, False)
+        leave(it, layer, number, size)
         wait(it.barrier)
-        add_norm(states, delta, carray(halves_at(after), wide), it.epsilon, normed, number, size)
-        wait(it.barrier)
-        first, last = share(inner_size, number, size)
-        product(gates, wide, first, last, it.normed, count, gated, False)
-        product(gates, wide, inner_size + first, inner_size + last, it.normed, count, gated, False)
-        activate(gated, inner, first, last)
-        wait(it.barrier)
-        first, last = share(wide, number, size)
-        product(down, inner_size, first, last, it.inner, count, delta, False)
-        wait(it.barrier)
-    add_norm(states, delta, carray(halves_at(it.last_norm), wide), it.epsilon, normed, number, size)
-    wait(it.barrier)
-    if it.head:
-        logits = carray(halves_at(it.logits), (count, it.vocab))
-        first, last = share(it.vocab, number, size)
-        product(it.head, wide, first, last, it.normed, count, logits, False)
+    finish(it, number, size)
+    if TILES and it.tiles:
+        tiles.release()
+
+
+@njit(**COMPILED)
+def segment(it):  # type: ignore[no-untyped-def]
+    """One thread's part of what lies between two layers' attention, where others make that: `layer` is the second."""
+    number, size = asked(it.number), asked(it.size)
+    if TILES:
+        tiles.configure(it.tiles)
+        if it.layer:
+            leave(it, it.layer - 1, number, size)
+            wait(it.barrier)
+        if it.layer < it.layers:
+            enter(it, it.layer, number, size)
+        else:
+            finish(it, number, size)
+        tiles.release()
 
 
 @njit(**COMPILED)
@@ -445,7 +547,7 @@ def between(it):  # type: ignore[no-untyped-def]
     elif it.step == 3:
         gated = carray(halves_at(it.gated), (count, 2 * it.inner_size))
         inner = carray(halves_at(it.inner), (count, it.inner_size))
-        first, last = share(it.inner_size, number, size)
+        first, last = share(it, it.inner_size, number, size)
         activate(gated, inner, first, last)
     else:
         weight = it.last_norm
@@ -465,6 +567,15 @@ def _compiled_pass(sources: int) -> Any:
     return run
 
 
+def _compiled_segment(sources: int) -> Any:
+    @cfunc(types.void(types.intp), cache=True)
+    def run(address):  # type: ignore[no-untyped-def]
+        if sources:
+            segment(carray(pass_at(address), 1)[0])
+
+    return run
+
+
 def _compiled_between(sources: int) -> Any:
     @cfunc(types.void(types.intp), cache=True)
     def run(address):  # type: ignore[no-untyped-def]
@@ -474,6 +585,8 @@ def _compiled_between(sources: int) -> Any:
     return run
 
 
-_SOURCES = 2 * digest(row_kernels, team, vectors, sys.modules[__name__]) + DOT
-run_pass, run_between = _compiled_pass(_SOURCES), _compiled_between(_SOURCES)
-"""`passed` and `between` for OpenMP: functions of one address, that of a PASS."""
+_SOURCES = 4 * digest(row_kernels, team, tiles, vectors, sys.modules[__name__]) + 2 * TILES + DOT
+run_pass = _compiled_pass(_SOURCES)
+"""`passed`, and the other two likewise, for OpenMP: a function of the address of a PASS."""
+run_segment: Any = _compiled_segment(_SOURCES) if TILES else None
+run_between = _compiled_between(_SOURCES)

@@ -1,7 +1,7 @@
 """What lies between the products of a decoder's pass, a row at a time, for numba.
 
-Values are bfloat16, held as their 16 bits or, where the next product wants them so, as float32 that happen to be
-bfloat16; either way they are computed in float32 and rounded wherever torch rounds. Every function takes both.
+Values are bfloat16, held as their 16 bits or as float32, which are rounded when they are read; they are computed in
+float32 and rounded wherever torch rounds. Every function takes both.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def snapped(number):  # type: ignore[no-untyped-def]
 
 
 def value(held: Any) -> Any:
-    """What is held, as float32."""
+    """What is held, a bfloat16, as float32."""
 
 
 def fitted(held: Any, number: Any) -> Any:
@@ -77,7 +77,7 @@ def fitted(held: Any, number: Any) -> Any:
 def _value(held):  # type: ignore[no-untyped-def]
     if held == types.uint16:
         return lambda held: widened(held)
-    return lambda held: np.float32(held)
+    return lambda held: snapped(held)
 
 
 @overload(fitted, inline="always")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from dfbench.workers import team
+from dfbench.workers import team, tiles
 from dfbench.workers.lean_weights import times
 from dfbench.workers.row_kernels import bits
 
@@ -44,8 +44,10 @@ class RowPass:
         self._team, self._blocks, self._norm, self._sizes = found, blocks, norm, sizes
         whole = head is not None and head.bias is None
         self._vocab = head.weight.shape[0] if head is not None and whole else 0
+        layout = blocks[0].down.layout
         # A CPU without products of bfloat16 has none in oneDNN either.
-        self._alone = blocks[0].down.packed is None
+        self._alone, self._tiles = layout == "plain", layout == "tiles"
+        self._configuration = tiles.configuration()
         hidden, inner = blocks[0].down.weight.shape
         mixed = sizes.heads * sizes.head_dim
         every = mixed + 2 * sizes.kv_heads * sizes.head_dim
@@ -59,7 +61,8 @@ class RowPass:
         self._say(layers=len(blocks), vocab=self._vocab, hidden_size=hidden, inner_size=inner)
         self._say(heads=sizes.heads, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim)
         self._say(epsilon=sizes.epsilon, scaling=sizes.scaling, blocks=self._addresses.ctypes.data)
-        self._say(last_norm=norm.data_ptr(), head=head.weight.data_ptr() if head is not None and whole else 0)
+        self._say(last_norm=norm.data_ptr(), head=_place(head) if head is not None and whole else 0)
+        self._say(tiles=self._configuration.ctypes.data if self._tiles else 0)
 
     def __call__(
         self,
@@ -86,41 +89,83 @@ class RowPass:
         self._say(cos=cos.data_ptr(), turn=turn.data_ptr())
         if self._is_narrow(count, kept.window):
             return self._whole(embedded, threads)
+        if mask is not None:
+            mask = mask.repeat(1, 1, self._sizes.heads // self._sizes.kv_heads, 1)
+        if self._tiles:
+            return self._by_segments(embedded, mask, kept, threads)
         return self._by_products(embedded, mask, kept, threads), False
 
     def _is_narrow(self, count: int, window: int) -> bool:
         return self._alone or count <= (NARROW if window <= LONG else NARROW // 2)
 
     def _whole(self, embedded: torch.Tensor, threads: int) -> tuple[torch.Tensor, bool]:
-        count = len(embedded)
-        logits = embedded.new_empty((count, self._vocab))
-        self._scratch["delta"][:count] = 0
-        self._say(logits=logits.data_ptr(), **{name: array.ctypes.data for name, array in self._scratch.items()})
+        logits = self._begin(embedded)
         self._team.start(self._kernels.run_pass.address, self._it.ctypes.data, threads)
+        return self._end(logits)
+
+    def _by_segments(
+        self, embedded: torch.Tensor, mask: torch.Tensor | None, kept: StaticKeyValues, threads: int
+    ) -> tuple[torch.Tensor, bool]:
+        """The same with torch's attention."""
+        sizes, count = self._sizes, len(embedded)
+        logits, run = self._begin(embedded), self._kernels.run_segment.address
+        queries = torch.from_numpy(self._scratch["queries"]).view(embedded.dtype)
+        queries = queries.flatten()[: embedded.shape[0] * self._widths["queries"]]
+        queries = queries.view(sizes.heads, count, sizes.head_dim)
+        attended = torch.from_numpy(self._scratch["attended"]).view(embedded.dtype)[:count]
+        attended = attended.view(count, sizes.heads, sizes.head_dim).transpose(0, 1)
+        for layer, (keys, values) in enumerate(kept.layers):
+            self._it["layer"] = layer
+            self._team.start(run, self._it.ctypes.data, threads)
+            attended.copy_(self._attention(queries, keys, values, mask, kept.window))
+        self._it["layer"] = len(kept.layers)
+        self._team.start(run, self._it.ctypes.data, threads)
+        return self._end(logits)
+
+    def _begin(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Where logits are to come."""
+        logits = embedded.new_empty((len(embedded), self._vocab))
+        self._scratch["delta"][: len(embedded)] = 0
+        self._say(logits=logits.data_ptr(), **{name: array.ctypes.data for name, array in self._scratch.items()})
+        return logits
+
+    def _end(self, logits: torch.Tensor) -> tuple[torch.Tensor, bool]:
         if self._vocab:
             return logits, True
-        normed = torch.from_numpy(self._scratch["normed"][:count])
-        return (normed.view(embedded.dtype) if self._kernels.DOT else normed.to(embedded.dtype)), False
+        normed = torch.from_numpy(self._scratch["normed"][: len(logits)])
+        return (normed.view(logits.dtype) if self._kernels.DOT else normed.to(logits.dtype)), False
+
+    def _attention(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        window: int,
+    ) -> torch.Tensor:
+        """Torch's, [heads, n, head size]. Query heads that share keys are rows of one product, so keys and values are
+        never repeated; the mask is, once a pass."""
+        sizes = self._sizes
+        shared = queries.view(sizes.kv_heads, sizes.heads // sizes.kv_heads, -1, sizes.head_dim)
+        found = functional.scaled_dot_product_attention(
+            shared.flatten(1, 2)[None], keys[:, :, :window], values[:, :, :window], attn_mask=mask, scale=sizes.scaling
+        )
+        return found.view_as(queries)
 
     def _by_products(
         self, embedded: torch.Tensor, mask: torch.Tensor | None, kept: StaticKeyValues, threads: int
     ) -> torch.Tensor:
         """Normed hidden states; products and attention are torch's."""
-        sizes, count, window = self._sizes, len(embedded), kept.window
+        sizes, count = self._sizes, len(embedded)
         normed, inner = (embedded.new_empty((count, self._widths[name])) for name in ("normed", "inner"))
         queries = embedded.new_empty((sizes.heads, count, sizes.head_dim))
-        # Query heads that share keys are rows of one product, so keys and values are never repeated.
-        shared = queries.view(1, sizes.kv_heads, -1, sizes.head_dim)
-        mask = None if mask is None else mask.repeat(1, 1, sizes.heads // sizes.kv_heads, 1)
         self._say(normed=normed.data_ptr(), inner=inner.data_ptr(), queries=queries.data_ptr())
         delta = torch.zeros_like(embedded)
         for layer, (block, (keys, values)) in enumerate(zip(self._blocks, kept.layers, strict=True)):
             self._between(layer, 0, threads, delta=delta)
             self._between(layer, 1, threads, joined=times(normed, block.joined))
-            seen = functional.scaled_dot_product_attention(
-                shared, keys[:, :, :window], values[:, :, :window], attn_mask=mask, scale=sizes.scaling
-            )
-            attended = seen.view(sizes.heads, count, -1).transpose(0, 1).reshape(count, -1)
+            seen = self._attention(queries, keys, values, mask, kept.window)
+            attended = seen.transpose(0, 1).reshape(count, -1)
             self._between(layer, 2, threads, delta=times(attended, block.out))
             self._between(layer, 3, threads, gated=times(normed, block.gated))
             delta = times(inner, block.down)
@@ -151,21 +196,22 @@ class RowPass:
                 if needed > len(self._scratch.get(name, ())):
                     self._scratch[name] = np.zeros(needed, np.float32)
         if count > len(self._scratch.get("queries", ())) - tile:
-            # Products read rows up to a whole tile; what is beyond the pass's own is ignored.
+            # Products read and write whole tiles of rows; what is beyond the pass's own is ignored.
+            rows = -(-count // tiles.SIDE) * tiles.SIDE + tile
             for name, width in self._widths.items():
                 kind = self._kernels.STATE if name in self._kernels.STATES else np.float32
-                self._scratch[name] = np.zeros((count + tile, width), kind)
+                self._scratch[name] = np.zeros((rows, width), kind)
 
 
-def fits(blocks: Sequence[Block], sizes: Sizes, activation: Any) -> bool:
-    """Whether `RowPass` does what the layers do, here: bfloat16 on a CPU, SDPA, SiLU, no biases, torch's threads."""
-    products = [part for block in blocks for part in (block.joined, block.out, block.gated, block.down)]
+def fits(parts: Sequence[Any], sizes: Sizes, activation: Any) -> bool:
+    """Whether `RowPass` does what the layers with these projections do, here: bfloat16 on a CPU, SDPA, SiLU, no biases,
+    torch's threads."""
     return (
         not sizes.additive
         and type(activation).__name__ in ("SiLU", "SiLUActivation")
-        and all(part.bias is None for part in products)
-        and all(part.weight.dtype == torch.bfloat16 and part.weight.device.type == "cpu" for part in products)
-        and all(part.weight.is_contiguous() for part in products)
+        and all(part.bias is None for part in parts)
+        and all(part.weight.dtype == torch.bfloat16 and part.weight.device.type == "cpu" for part in parts)
+        and all(part.weight.is_contiguous() for part in parts)
         and team.find() is not None
     )
 
@@ -173,10 +219,15 @@ def fits(blocks: Sequence[Block], sizes: Sizes, activation: Any) -> bool:
 def _addresses(block: Block, order: Sequence[str]) -> list[int]:
     places = {
         **{name: getattr(block, name).data_ptr() for name in ("before", "after")},
-        **{name: getattr(block, name).weight.data_ptr() for name in ("joined", "out", "gated", "down")},
+        **{name: _place(getattr(block, name)) for name in ("joined", "out", "gated", "down")},
         "scales": 0 if block.head_scales is None else block.head_scales.data_ptr(),
     }
     return [places[name] for name in order]
+
+
+def _place(product: Product) -> int:
+    """Address of a weight as passes read it."""
+    return (product.packed if product.layout == "tiles" and product.packed is not None else product.weight).data_ptr()
 
 
 def _seen(mask: torch.Tensor, slot: int) -> np.ndarray:

@@ -188,30 +188,25 @@ def store_four(typing: Any, address: Any, numbers: Any) -> Made:
 
 
 @intrinsic
-def store_four_snapped(typing: Any, address: Any, numbers: Any) -> Made:
-    """The same, each rounded to bfloat16, as float32."""
+def store_four_halves(typing: Any, address: Any, numbers: Any) -> Made:
+    """The same, each rounded to bfloat16."""
 
     def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
-        words = ir.VectorType(_WORD, 4)
-
-        def snapped(numbers: Any) -> Any:
-            high = builder.shl(_rounded(builder, numbers), ir.Constant(words, [16] * 4))
-            return builder.bitcast(high, ir.VectorType(_FLOAT, 4))
-
-        return _stored_four(context, builder, given, snapped)
+        return _stored_four(context, builder, given, lambda numbers: _rounded(builder, numbers, 4))
 
     return types.void(types.intp, _FOUR), make
 
 
 @intrinsic
-def store_four_halves(typing: Any, address: Any, numbers: Any) -> Made:
-    """The same, each rounded to bfloat16, as its 16 bits."""
+def store_halves(typing: Any, address: Any, numbers: Any) -> Made:
+    """Put sixteen numbers at an address, each rounded to bfloat16."""
 
     def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
-        halves = ir.VectorType(_HALF, 4)
-        return _stored_four(context, builder, given, lambda numbers: builder.trunc(_rounded(builder, numbers), halves))
+        halves = _rounded(builder, given[1], LANES)
+        builder.store(halves, _pointer(builder, given[0], halves.type), align=2)
+        return context.get_dummy_value()
 
-    return types.void(types.intp, _FOUR), make
+    return types.void(types.intp, floats), make
 
 
 @intrinsic
@@ -237,15 +232,15 @@ def _stored_four(context: Any, builder: Any, given: Any, change: Callable[[Any],
     return context.get_dummy_value()
 
 
-def _rounded(builder: Any, numbers: Any) -> Any:
-    """Four float32 → the bits of the nearest bfloat16, ties to even, in words; NaN stays NaN."""
-    words = ir.VectorType(_WORD, 4)
-    same = [ir.Constant(words, [number] * 4) for number in (0x7FFF, 1, 16, 0x7FC0)]
-    half, one, sixteen, nan = same
+def _rounded(builder: Any, numbers: Any, count: int) -> Any:
+    """float32 → the 16 bits of the nearest bfloat16, ties to even; NaN stays NaN."""
+    words = ir.VectorType(_WORD, count)
+    half, one, sixteen, nan = (ir.Constant(words, [number] * count) for number in (0x7FFF, 1, 16, 0x7FC0))
     bits = builder.bitcast(numbers, words)
     odd = builder.and_(builder.lshr(bits, sixteen), one)
     nearest = builder.lshr(builder.add(builder.add(bits, half), odd), sixteen)
-    return builder.select(builder.fcmp_unordered("uno", numbers, numbers), nan, nearest)
+    found = builder.select(builder.fcmp_unordered("uno", numbers, numbers), nan, nearest)
+    return builder.trunc(found, ir.VectorType(_HALF, count))
 
 
 def _halves(size: int, which: int) -> list[int]:

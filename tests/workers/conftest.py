@@ -26,6 +26,7 @@ _SIZES: dict[str, Any] = {
     # Wide enough that attention matters: with the usual 0.02 a random model hardly looks at its past.
     "initializer_range": 0.8,
 }
+_WHOLE_TILES = {"vocab_size": 48, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
@@ -33,17 +34,20 @@ TinyModel = Callable[..., PreTrainedModel]
 
 
 @cache
-def _tiny_model(family: str, attention: str = "sdpa", dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+def _tiny_model(
+    family: str, attention: str = "sdpa", dtype: torch.dtype = torch.float64, whole_tiles: bool = False
+) -> PreTrainedModel:
     """A random model of this family, the same on every call."""
     torch.manual_seed(0)
-    config = CONFIGS[family](**_SIZES)
+    config = CONFIGS[family](**_SIZES | (_WHOLE_TILES if whole_tiles else {}))
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     return model.eval()
 
 
 @pytest.fixture(scope="session")
 def tiny_model() -> TinyModel:
-    """`tiny_model(family, attention="sdpa", dtype=float64)`: a random model, the same on every call."""
+    """`tiny_model(family, attention="sdpa", dtype=float64, whole_tiles=False)`: a random model, the same on every call;
+    with `whole_tiles`, its sizes are multiples of 16 and 32."""
     return _tiny_model
 
 
