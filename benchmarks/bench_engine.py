@@ -177,7 +177,7 @@ def take_turns(target: TorchTarget, prompt: Sequence[int], tokens: int) -> None:
     plain = create("ar", {}, context)
     lookup = create("pld", {"preset": "hf", "stop_at_eos": False}, context)
     long = target.tokenizer.encode(Path(__file__).read_text())[:LONG]
-    print(f"pass by pass in turn, {tokens} tokens: median ratio of neighbours (95 % interval; pairs; same tokens)")
+    print(f"pass by pass in turn, {tokens} tokens: median ratio of neighbours")
     generate = turns.against_generate
     played: dict[str, Callable[[], turns.Turns]] = {
         f"ar ÷ ar, {len(prompt)} tokens of context": lambda: turns.against_itself(target, again, plain, prompt, tokens),
@@ -187,11 +187,15 @@ def take_turns(target: TorchTarget, prompt: Sequence[int], tokens: int) -> None:
     }
     for name, play in played.items():
         both = play()
-        ratios = both.ratios()
-        middle, low, high = turns.median_interval(ratios)
         goal = "should be 1" if name.startswith("ar") else "goal ≥ 1"
-        told = f"{middle:.3f}   ({low:.3f} to {high:.3f}; {len(ratios)}; {'yes' if both.same else 'no'})"
-        print(f"  {name:42s} {told}   {goal}", flush=True)
+        print(f"  {name:42s} {interval(both.ratios())}; same tokens: {'yes' if both.same else 'no'}; {goal}")
+        print(f"  {'    in CPU time':42s} {interval(both.ratios(busy=True))}", flush=True)
+
+
+def interval(ratios: Sequence[float]) -> str:
+    """Median, an interval of 95 % of it, and how many there are."""
+    middle, low, high = turns.median_interval(ratios)
+    return f"{middle:.3f}   (95 %: {low:.3f} to {high:.3f}; {len(ratios)} pairs)"
 
 
 def overhead(trace: Trace) -> float:

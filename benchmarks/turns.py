@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Any, NamedTuple
 
 from transformers.generation.streamers import BaseStreamer
@@ -24,10 +24,12 @@ from dfbench.workers.loop import Trace, passes
 
 
 class Pass(NamedTuple):
-    """What one pass emitted, and its wall time in ns, from the end of the one before it."""
+    """What one pass emitted, and its time in ns from the end of the one before it: wall time, and CPU time of all
+    threads, which other processes disturb less."""
 
     emitted: int
     ns: int
+    busy_ns: int
 
 
 @dataclass
@@ -39,10 +41,10 @@ class Turns:
     same: bool = False
     """Whether both loops gave the same tokens."""
 
-    def ratios(self) -> list[float]:
-        """Theirs ÷ ours, of the passes at one position that emitted as many tokens."""
+    def ratios(self, *, busy: bool = False) -> list[float]:
+        """Theirs ÷ ours, of the passes at one position that emitted as many tokens; in wall time, or in CPU time."""
         return [
-            theirs.ns / ours.ns
+            theirs.busy_ns / ours.busy_ns if busy else theirs.ns / ours.ns
             for position, theirs in self.theirs.items()
             if (ours := self.ours.get(position)) is not None and ours.emitted == theirs.emitted
         ]
@@ -60,11 +62,11 @@ class OurLoop:
     def turn(self, into: dict[int, Pass]) -> None:
         """One pass, unless the answer is complete; noted if it is not the first, which is prefill."""
         position = len(self.trace.output)
-        began = perf_counter_ns()
+        began = _clocks()
         next(self._passes, None)
-        taken = perf_counter_ns() - began
+        ended = _clocks()
         if position and (emitted := len(self.trace.output) - position):
-            into[position] = Pass(emitted, taken)
+            into[position] = Pass(emitted, *_between(began, ended))
 
     def rest(self) -> list[int]:
         """Every token, once the answer is complete."""
@@ -79,22 +81,30 @@ class _Between(BaseStreamer):
     def __init__(self, turns: Turns, ours: OurLoop) -> None:
         self._turns, self._ours = turns, ours
         self._position = -1
-        self._resumed = 0
+        self._resumed = 0, 0
 
     def put(self, value: Any) -> None:
-        taken = perf_counter_ns() - self._resumed
+        ended = _clocks()
         emitted = value.numel()
         if self._position < 0:
             self._position = 0  # The prompt.
             return
         if self._position:
-            self._turns.theirs[self._position] = Pass(emitted, taken)
+            self._turns.theirs[self._position] = Pass(emitted, *_between(self._resumed, ended))
         self._position += emitted
         self._ours.turn(self._turns.ours)
-        self._resumed = perf_counter_ns()
+        self._resumed = _clocks()
 
     def end(self) -> None:
         """Nothing is left to do."""
+
+
+def _clocks() -> tuple[int, int]:
+    return perf_counter_ns(), process_time_ns()
+
+
+def _between(began: tuple[int, int], ended: tuple[int, int]) -> tuple[int, int]:
+    return ended[0] - began[0], ended[1] - began[1]
 
 
 def against_generate(

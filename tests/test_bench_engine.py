@@ -134,12 +134,14 @@ def test_the_time_of_one_loop_is_not_in_the_others(target: TorchTarget, monkeypa
             return EMPTY
 
     monkeypatch.setattr(turns, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(turns, "process_time_ns", lambda: 2 * now[0])
     hook = target.model.register_forward_hook(lambda *_: now.__setitem__(0, now[0] + 7))
     try:
         played = turns.against_generate(target, Dear(Options(), DrafterContext()), PROMPT, tokens=10)
     finally:
         hook.remove()
     assert {made.ns for made in played.theirs.values()} == {7}
+    assert played.ratios() == played.ratios(busy=True) == [7 / 1007] * 8 + [1.0]
     assert [made.ns for made in played.ours.values()] == [1007] * 8 + [7], "the last token needs no draft"
 
 
