@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from dfbench.workers.lean_weights import Block, Product, Sizes
     from dfbench.workers.static_cache import StaticKeyValues
 
-NARROW, LONG = 8, 2048
-"""The widest pass whose products are made here, where oneDNN has the weights as well; and the tokens of context beyond
-which it is half as wide, for torch's attention to several rows is quicker there."""
+NARROW = 8
+"""The widest pass whose products are made here in loops, where oneDNN has the weights as well."""
+WORK = 4096
+"""Rows times tokens that they see, up to which the attention made here is quicker than torch's: measured on two cores.
+Where loops make the products too, it is twice that."""
 
 
 class RowPass:
@@ -96,7 +98,9 @@ class RowPass:
         return self._by_products(embedded, mask, kept, threads), False
 
     def _is_narrow(self, count: int, window: int) -> bool:
-        return self._alone or count <= (NARROW if window <= LONG else NARROW // 2)
+        if self._tiles:
+            return count * window <= WORK
+        return self._alone or (count <= NARROW and count * window <= 2 * WORK)
 
     def _whole(self, embedded: torch.Tensor, threads: int) -> tuple[torch.Tensor, bool]:
         logits = self._begin(embedded)

@@ -90,7 +90,7 @@ def test_wide_passes_are_the_layers(tiny_model: TinyModel, family: str, whole: b
 @BOTH
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_token_is_the_same_bits_alone_and_in_a_draft(tiny_model: TinyModel, family: str, whole: bool) -> None:
-    """Up to `NARROW` rows: a chain that is right, and a tree whose right branch is not its first."""
+    """Where passes are made whole: a chain that is right, and a tree whose right branch is not its first."""
     target = compiled(tiny_model(family, "sdpa", torch.bfloat16, whole), buckets=(1, 3, 8))
     answer = ar(target, 6)
     first, *rest = answer.output
@@ -112,7 +112,7 @@ def test_a_token_is_the_same_bits_alone_and_in_a_draft(tiny_model: TinyModel, fa
 def test_long_contexts_leave_several_rows_to_torch(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    monkeypatch.setattr(row_pass, "LONG", 10)
+    monkeypatch.setattr(row_pass, "WORK", 50 if whole else 25)
     target = compiled(tiny_model("llama", "sdpa", torch.bfloat16, whole), buckets=(1, 4, 8))
     ran: list[int] = []
     as_one = row_pass.RowPass._whole
