@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import duckdb
 
 from dfbench.analysis import stats
+from dfbench.analysis.counting import counted
 from dfbench.analysis.store import PLANNED_PAIRS, problems, rows
 
 State = Literal["ok", "finding", "note"]
@@ -36,6 +37,7 @@ VERDICTS_SQL = (
 
 def verdicts(con: duckdb.DuckDBPyConnection) -> list[str]:
     """For every two spec arms of a workload, whether their MAT differs, in a sentence."""
+    units = counted(con).units
     return [
         stats.verdict(
             f"{row['arm']} − {row['other']} on {row['workload']}",
@@ -43,6 +45,7 @@ def verdicts(con: duckdb.DuckDBPyConnection) -> list[str]:
             row["difference"],
             None if row["lo"] is None else stats.Interval(row["lo"], row["hi"]),
             row["prompts"],
+            units,
         )
         for row in rows(con, VERDICTS_SQL)
     ]
@@ -69,18 +72,21 @@ def _bound(con: duckdb.DuckDBPyConnection) -> list[Check]:
     text = f"holds in {len(cells) - len(above)} of {len(cells)} cells"
     if above:
         text += f"; a breach is shown in {shown or 'none'}"
-    lines = [Check("speedup ≤ bound", "finding" if cell["finding"] else "note", _breach(cell), sql) for cell in above]
+    unit = counted(con).units.removesuffix("s")
+    lines = [
+        Check("speedup ≤ bound", "finding" if cell["finding"] else "note", _breach(cell, unit), sql) for cell in above
+    ]
     return [Check("speedup ≤ bound", "note" if above else "ok", f"{text}.", sql), *lines]
 
 
-def _breach(cell: dict[str, Any]) -> str:
-    """A cell above its bound, in words: shown, or not to be told from noise."""
+def _breach(cell: dict[str, Any], unit: str) -> str:
+    """A cell above its bound, in words: shown, or not to be told from noise. `unit`: what its interval resamples."""
     size = f"{cell['arm']} on {cell['workload']}: {cell['speedup']:.3f} is above its bound {cell['speedup_bound']:.3f}"
     size += f" by a factor of {cell['over_bound']:.3f}"
     if cell["lo"] is not None:
         size += f", interval {cell['lo']:.3f}…{cell['hi']:.3f}"
     few = cell["prompts"] < stats.MIN_PROMPTS
-    prompts = f"{cell['prompts']} prompt{'' if cell['prompts'] == 1 else 's'}"
+    prompts = f"{cell['prompts']} {unit}{'' if cell['prompts'] == 1 else 's'}"
     if not cell["finding"]:
         need = f"{stats.MIN_PROMPTS} or more have an interval" if few else "measure more prompts or repeats"
         return f"{size}: no breach shown with {prompts}; {need}."

@@ -147,6 +147,6 @@ class _Maker:
             for name in LEDGER:
                 self._con.register(f"ledger_{name}", self.tables[f"ledger_{name}"])
             for view in self._views.values():
-                if view.kind == "macro" and not view.reads:
+                if view.kind == "macro" and view.reads.isdisjoint(self._views):
                     self._make(self._con, view)
         return self._con

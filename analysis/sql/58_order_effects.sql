@@ -44,12 +44,12 @@ select
     ar_s / scaled_s as speedup,
     speedup / nullif((all_ar_s - ar_s) / nullif(all_scaled_s - scaled_s, 0), 0) as relative,
     case
-        when carried then 'a carried cache: prompts depend on each other'
-        when prompts < 3 then 'not enough: fewer than three prompts where the arm ran here'
-        when all_prompts - prompts < 3 then 'not enough: fewer than three prompts where it ran elsewhere'
+        when carried then 'a carried cache: ' || counted_in() || ' depend on each other'
+        when prompts < 3 then 'not enough: fewer than three ' || counted_in() || ' where the arm ran here'
+        when all_prompts - prompts < 3 then 'not enough: fewer than three ' || counted_in() || ' where it ran elsewhere'
     end as interval_note,
-    case when interval_note is null then interval.lo end as relative_lo,
-    case when interval_note is null then interval.hi end as relative_hi
+    case when not carried and least(prompts, all_prompts - prompts) >= 3 then interval.lo end as relative_lo,
+    case when not carried and least(prompts, all_prompts - prompts) >= 3 then interval.hi end as relative_hi
 from places
 join cell using (workload, arm, device, model, revision, dtype, engine, stack)
 left join contrasts using (workload, arm, device, model, revision, dtype, engine, stack, arm_order)

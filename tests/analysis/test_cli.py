@@ -168,12 +168,14 @@ def test_turns_and_conversations_are_called_so(make: Make) -> None:
     for name, turn in (*((f"p{number}", 0) for number in range(4)), ("p0#2", 1)):
         run.job("chat", name, "ar", range(9), [1] * 8, turn=turn)
         run.job("chat", name, "pld", range(9), [2] * 4, turn=turn)
+        run.job("chat", name, "tree", range(9), [1] * 8, [0.5] * 8, turn=turn)
     talk, plain = run.write(), made(make("plain"))
     for words in (["report", talk], ["report", talk, "--markdown"]):
         printed = dfbench(*words)
         assert " turns " in printed and " prompts " not in printed
         cells = printed.replace("|", " ").split()
         assert cells[cells.index("pld") + 1] == "5"
+        assert "shown with 4 conversations" in printed
     printed = dfbench("compare", talk, talk)
     assert " conversations " in printed and " prompts " not in printed
     cells = printed.split()

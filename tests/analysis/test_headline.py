@@ -180,6 +180,11 @@ def test_turns_of_a_conversation_are_one_prompt_for_intervals(make: Make) -> Non
             name = prompt if turn == 0 else f"{prompt}#{turn + 1}"
             run.job("chat", name, "ar", ids(0, 5), [1] * 4, turn=turn)
     con = open_run(run.write())
+    for view, note in (
+        ("mat", "fewer than five conversations: Student's t, not a bootstrap"),
+        ("order_effects", "not enough: fewer than three conversations where it ran elsewhere"),
+    ):
+        assert con.sql(f"select interval_note from {view}").fetchall() == [(note,)]
     assert con.sql("select conversation, tokens from unit_sums order by all").fetchall() == [
         ("a", 8), ("b", 8), ("c", 8),
     ]  # fmt: skip
