@@ -16,31 +16,36 @@ with counted as (
     from raw_steps
     group by job_id, attempt
 ),
+paired as (
+    select sums.job_id, sums.attempt, sums.ar_job_id
+    from raw_sums as sums
+    join raw_jobs using (job_id, attempt)
+    where drafter <> 'ar' and sums.ar_job_id is not null
+),
 beside as (
     select
-        mine.job_id, mine.attempt,
-        count(*) - count(ar.position) as passes_past_ar,
+        paired.job_id, paired.attempt,
+        count(mine.position) - count(ar.position) as passes_past_ar,
         sum(ar.step_ns) as ar_pass_ns
-    from raw_sums as sums
-    join raw_steps as mine using (job_id, attempt)
+    from paired
+    left join raw_steps as mine using (job_id, attempt)
     left join raw_steps as ar
-        on ar.job_id = sums.ar_job_id and ar.attempt = sums.attempt and ar.position = mine.position
-    where sums.passes_past_ar is not null
-    group by mine.job_id, mine.attempt
+        on ar.job_id = paired.ar_job_id and ar.attempt = paired.attempt and ar.position = mine.position
+    group by paired.job_id, paired.attempt
 )
 select sums.workload, sums.arm, count(*)
 from raw_sums as sums
 left join counted using (job_id, attempt)
 left join beside using (job_id, attempt)
-where sums.steps <> coalesce(counted.steps, 0)
-    or sums.drafted_steps <> coalesce(counted.drafted_steps, 0)
-    or sums.proposed <> coalesce(counted.proposed, 0)
-    or sums.accepted <> coalesce(counted.accepted, 0)
-    or sums.emitted <> coalesce(counted.emitted, 0)
+where sums.steps is distinct from coalesce(counted.steps, 0)
+    or sums.drafted_steps is distinct from coalesce(counted.drafted_steps, 0)
+    or sums.proposed is distinct from coalesce(counted.proposed, 0)
+    or sums.accepted is distinct from coalesce(counted.accepted, 0)
+    or sums.emitted is distinct from coalesce(counted.emitted, 0)
     or sums.step_ns is distinct from counted.step_ns
     or sums.draft_ns is distinct from counted.draft_ns
     or sums.forward_ns is distinct from counted.forward_ns
-    or sums.passes_past_ar <> coalesce(beside.passes_past_ar, 0)
+    or sums.passes_past_ar is distinct from beside.passes_past_ar
     or sums.ar_pass_ns is distinct from beside.ar_pass_ns
 group by all
 order by all

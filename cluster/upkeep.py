@@ -98,6 +98,17 @@ def damage(run_dir: Path, file: RecordFile) -> str:
     return "" if sha256(path) == file.sha256 else "checksum"
 
 
+def misfit(run_dir: Path, file: RecordFile) -> str:
+    """Why a file that is as it was committed cannot be checked against others all the same; "" when it can."""
+    try:
+        there = pq.read_schema(run_dir / file.name).names
+    except pa.ArrowInvalid:
+        return "no readable Parquet file"
+    wanted = SCHEMAS[file.table].names if file.table in ("jobs", "steps", "tokens", "sums") else ()
+    absent = [name for name in wanted if name not in there]
+    return f"no rows of {file.table}, without {', '.join(absent)}" if absent else ""
+
+
 def drop_shards(ledger: Ledger, shards: set[str], broken: Collection[str]) -> None:
     """Take these shards' rows out of every live file, and make them pending, in one switch of generations."""
     gone = set(broken)
@@ -194,6 +205,8 @@ def verify(run_dir: Path) -> list[str]:
         files = ledger.files()
         findings = [f"{file.name}: {reason}." for file in files if (reason := damage(run_dir, file))]
         if findings:
+            return findings
+        if findings := [f"{file.name}: {fault}." for file in files if (fault := misfit(run_dir, file))]:
             return findings
         for file in files:
             rows = pq.read_metadata(run_dir / file.name).num_rows

@@ -18,6 +18,7 @@ from runmaker import RunMaker
 
 from dfbench.analysis import open_run
 from dfbench.analysis.store import problems
+from dfbench.analysis.sums import sums_astray
 from dfbench.cluster.commit import encode
 from dfbench.workers.records import SUMS
 
@@ -153,6 +154,22 @@ def test_sums_that_lack_a_column_are_not_read(make: Make) -> None:
         "sums has no emitted, ar_pass_ns: step rows are added up in their place."
     ]
     assert figures(con) == due
+
+
+def test_sums_that_say_what_their_rows_do_not_are_found(make: Make) -> None:
+    """A figure left out is a lie too."""
+    path = jumble(make(), 0).write()
+    assert list(sums_astray(open_run(path))) == []
+    before = pq.read_table(path / "records/0/sums-000000.parquet")
+    for name in SUMS.names[SUMS.names.index("steps") :]:
+        for lie in (None, 77):
+            if name != "ar_job_id" and (lie or SUMS.field(name).nullable):  # the views take an AR job of their own
+                rewrite(path, with_column(name, lambda values, lie=lie: [lie for _ in values]))
+                assert any("code/pld: the sums of " in said for said in sums_astray(open_run(path))), (name, lie)
+                rewrite(path, lambda table: before)
+    for name in ("passes_past_ar", "ar_pass_ns"):  # both at once, as AR's own jobs have them
+        rewrite(path, with_column(name, lambda values: [None for _ in values]))
+    assert list(sums_astray(open_run(path)))
 
 
 def test_sums_are_named_after_what_they_sum() -> None:

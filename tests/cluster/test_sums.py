@@ -47,12 +47,16 @@ def lie(ledger: Ledger, change: Callable[[list[dict[str, Any]]], list[dict[str, 
     file = ledger.files("sums")[0]
     rows = pq.read_table(ledger.run_dir / file.name).to_pylist()
     data = encode(pa.Table.from_pylist(change(rows), schema=SUMS)).to_pybytes()
-    (ledger.run_dir / file.name).write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    with closing(sqlite3.connect(ledger.run_dir / "ledger.db")) as db, db:
+    replace(ledger.run_dir, file.name, data, len(change(rows)))
+
+
+def replace(run_dir: Path, name: str, data: bytes, rows: int | None = None) -> None:
+    """Other contents of a file, which the ledger takes for the true ones."""
+    (run_dir / name).write_bytes(data)
+    with closing(sqlite3.connect(run_dir / "ledger.db")) as db, db:
         db.execute(
-            "update files set bytes = ?, sha256 = ?, rows = ? where name = ?",
-            (len(data), digest, len(change(rows)), file.name),
+            "update files set bytes = ?, sha256 = ?, rows = coalesce(?, rows) where name = ?",
+            (len(data), hashlib.sha256(data).hexdigest(), rows, name),
         )
 
 
@@ -99,6 +103,17 @@ def test_a_row_of_sums_too_many_is_named(tmp_path: Path) -> None:
     assert attempt.endswith("it has sums of attempt 9, but no rows of it.")
     assert twice.endswith("it has 2 rows of sums.")
     assert nobody == "rows of sums that are of no job: 1."
+
+
+def test_files_that_are_none_of_their_table_are_named(tmp_path: Path) -> None:
+    """However right their checksums."""
+    with committed(tmp_path) as ledger:
+        steps, (first, second) = ledger.files("steps")[0].name, (file.name for file in ledger.files("sums"))
+    replace(tmp_path, first, (tmp_path / steps).read_bytes())
+    replace(tmp_path, second, b"no table at all")
+    other, none = upkeep.verify(tmp_path)
+    assert other.startswith(f"{first}: no rows of sums, without steps, drafted_steps, ")
+    assert none == f"{second}: no readable Parquet file."
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
