@@ -57,41 +57,46 @@ def main() -> None:
     try:
         app()
     except UsageError as error:
-        typer.echo(f"dfbench: {error}", err=True)
+        _say(str(error))
         sys.exit(2)
     except DfbenchError as error:
-        typer.echo(f"dfbench: {error}", err=True)
+        _say(str(error))
         sys.exit(1)
     except SystemExit as ended:
         # Typer makes exit statuses of both: Ctrl-C is its 130, a broken pipe its 1 (and another stdout).
         # A command that chose this status itself has said what it means.
         if ended.code == INTERRUPTED and isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
-            typer.echo("dfbench: interrupted; run the same command again to go on where it stopped.", err=True)
+            _say("interrupted; run the same command again to go on where it stopped.")
         elif isinstance(broken := ended.__context__, BrokenPipeError):
             sys.stdout, sys.stderr = streams
             sys.exit(0 if cli_streams.reader_gone() else _refused(broken))
         raise
     except sqlite3.Error as error:
         logger.debug("the ledger", exc_info=True)
-        typer.echo(
-            f"dfbench: the run's ledger cannot be used ({error}): run the command again, and if that does not help, "
-            "submit the sweep to a new directory.",
-            err=True,
+        _say(
+            f"the run's ledger cannot be used ({error}): run the command again, and if that does not help, "
+            "submit the sweep to a new directory."
         )
         sys.exit(1 if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY else 2)
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise
-        typer.echo("dfbench: a path begins with '~' and there is no such home folder: write it in full.", err=True)
+        _say("a path begins with '~' and there is no such home folder: write it in full.")
         sys.exit(2)
     except UnicodeError as error:
         logger.debug("not text", exc_info=True)
-        typer.echo(f"dfbench: what was given is not UTF-8 text: {error}.", err=True)
+        _say(f"what was given is not UTF-8 text: {error}.")
         sys.exit(2)
     except OSError as error:
         logger.debug("the system refused", exc_info=True)
         cli_streams.give_up()
         sys.exit(_refused(error))
+
+
+def _say(what: str) -> None:
+    """What went wrong, in a sentence. The exit status says it too: a stream that takes nothing must not change that."""
+    with cli_streams.unheard():
+        typer.echo(f"dfbench: {what}", err=True)
 
 
 _WRONG_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR)
@@ -101,12 +106,10 @@ _WRONG_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOT
 def _refused(error: OSError) -> int:
     """Say in one sentence what the system would not do; the exit status. `--verbose` shows where it happened."""
     if error.errno == errno.ENAMETOOLONG:
-        typer.echo(
-            "dfbench: a path that was given is longer than the file system allows: write a shorter one.", err=True
-        )
+        _say("a path that was given is longer than the file system allows: write a shorter one.")
         return 2
     what = f"'{error.filename}': " if error.filename else ""
-    typer.echo(f"dfbench: the system refused: {what}{error.strerror or error}.", err=True)
+    _say(f"the system refused: {what}{error.strerror or error}.")
     return 2 if error.errno in _WRONG_PLACE else 1
 
 

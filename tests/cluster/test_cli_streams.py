@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,3 +42,10 @@ def test_a_full_disk_is_an_error_but_for_what_goes_on_unheard() -> None:
             assert outlet.write(b"ab") == 2 and not outlet.gone
         with pytest.raises(OSError, match="No space left"):
             outlet.write(b"a")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_what_went_wrong_is_in_the_exit_status_though_it_cannot_be_said(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", "from dfbench.cluster.cli import main; main()", "status", "nowhere"]
+    with Path("/dev/full").open("wb") as full:
+        assert subprocess.run(arguments, cwd=tmp_path, stderr=full, check=False).returncode == 2
