@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 
-from dfbench.workers import pass_kernels, team, vectors
-from dfbench.workers.pass_kernels import AHEAD, floats_at, words_at
+from dfbench.workers import product_kernels, team, vectors
+from dfbench.workers.product_kernels import AHEAD
 from dfbench.workers.team import Team, asked, digest
-from dfbench.workers.vectors import LANES, fused, load, prefetch, splat, sums, zeros
+from dfbench.workers.vectors import LANES, floats_at, fused, load, prefetch, splat, sums, words_at, zeros
 
 _FIELDS = ("number", "size", "start", "blocks", "totals")
 _BLOCK = 8 * LANES
@@ -46,7 +46,7 @@ def _compiled(sources: int) -> Any:
     return run
 
 
-_run = _compiled(digest(team, vectors, pass_kernels, sys.modules[__name__]))
+_run = _compiled(digest(team, vectors, product_kernels, sys.modules[__name__]))
 
 
 def read(by: Team, start: int, size: int, threads: int) -> float:

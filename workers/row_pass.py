@@ -39,9 +39,12 @@ class RowPass:
         found = team.find()
         assert found is not None, "`fits` comes first"
         began = perf_counter()
-        from dfbench.workers import pass_kernels  # Compiles: a quarter of a minute, where no disk has it yet.
+        from dfbench.workers import (  # Compiles: a quarter of a minute, where no disk has it yet.
+            pass_kernels,
+            product_kernels,
+        )
 
-        self._kernels = pass_kernels
+        self._kernels, self._products = pass_kernels, product_kernels
         self.compile_s = perf_counter() - began
         self._team, self._blocks, self._norm, self._sizes = found, blocks, norm, sizes
         whole = head is not None and head.bias is None
@@ -137,7 +140,7 @@ class RowPass:
         if self._vocab:
             return logits, True
         normed = torch.from_numpy(self._scratch["normed"][: len(logits)])
-        return (normed.view(logits.dtype) if self._kernels.DOT else normed.to(logits.dtype)), False
+        return (normed.view(logits.dtype) if self._products.DOT else normed.to(logits.dtype)), False
 
     def _attention(
         self,
@@ -192,7 +195,7 @@ class RowPass:
         if kept is not self._kept:
             self._kept = kept
             self._say(keys=kept.keys.data_ptr(), values=kept.values.data_ptr(), capacity=kept.capacity)
-        tile = self._kernels.TILE
+        tile = self._products.TILE
         group = self._sizes.heads // self._sizes.kv_heads * count
         rows = self._sizes.kv_heads * -(-group // tile) * tile
         if self._is_narrow(count, kept.window):
@@ -203,7 +206,7 @@ class RowPass:
             # Products read and write whole tiles of rows; what is beyond the pass's own is ignored.
             rows = -(-count // tiles.SIDE) * tiles.SIDE + tile
             for name, width in self._widths.items():
-                kind = self._kernels.STATE if name in self._kernels.STATES else np.float32
+                kind = self._products.STATE if name in self._kernels.STATES else np.float32
                 self._scratch[name] = np.zeros((rows, width), kind)
 
 

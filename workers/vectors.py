@@ -31,6 +31,26 @@ def intrinsic(make: Callable[..., Made]) -> Any:
     return extending.intrinsic(make)
 
 
+def pointer_to(kind: Any) -> Any:
+    """A function for compiled code: an address as a pointer to values of a type."""
+
+    target: Any = types.CPointer(kind)  # type: ignore[no-untyped-call]
+
+    def pointer(typing: Any, address: Any) -> Made:
+        def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+            return builder.inttoptr(given[0], context.get_value_type(target))
+
+        return target(types.intp), make
+
+    return intrinsic(pointer)
+
+
+halves_at = pointer_to(types.uint16)
+floats_at = pointer_to(types.float32)
+words_at = pointer_to(types.int64)
+bytes_at = pointer_to(types.uint8)
+
+
 class Floats(types.Type):
     """The type of sixteen float32 numbers."""
 

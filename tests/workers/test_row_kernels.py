@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from dfbench.workers import lean, row_kernels, vectors
-from dfbench.workers import pass_kernels as kernels
+from dfbench.workers import attention_kernels, lean, pass_kernels, product_kernels, row_kernels, vectors
 from dfbench.workers.row_kernels import bits
 
 
@@ -20,14 +19,14 @@ def random_rows(seed: int, *shape: int) -> torch.Tensor:
 
 
 def whole_pass(**told: int) -> Any:
-    it = np.zeros(1, kernels.PASS)
+    it = np.zeros(1, pass_kernels.PASS)
     for name, number in told.items():
         it[name] = number
     return it[0]
 
 
 def states(rows: torch.Tensor) -> np.ndarray:
-    return bits(rows).copy() if kernels.DOT else floats(rows)
+    return bits(rows).copy() if product_kernels.DOT else floats(rows)
 
 
 def floats(rows: torch.Tensor) -> np.ndarray:
@@ -125,9 +124,9 @@ def test_activation(seed: int, count: int, size: int) -> None:
     expected = torch.nn.functional.silu(gate) * up
     inner = torch.zeros_like(expected)
     middle = size // 2
-    kernels.activate(bits(gated), bits(inner), 0, middle)
+    pass_kernels.activate(bits(gated), bits(inner), 0, middle)
     assert not inner[:, middle:].any()
-    kernels.activate(bits(gated), bits(inner), middle, size)
+    pass_kernels.activate(bits(gated), bits(inner), middle, size)
     torch.testing.assert_close(inner, expected, rtol=2**-6, atol=1e-30)
 
 
@@ -139,17 +138,17 @@ def test_products(seed: int, rows: int, size: int, count: int) -> None:
     held = states(factors)
     out = np.full((count, rows), np.nan, np.float32)
     for number in range(3):
-        first, last = kernels.share(whole_pass(), rows, number, 3)
-        kernels.product(weight.data_ptr(), size, first, last, held.ctypes.data, count, out)
+        first, last = pass_kernels.share(whole_pass(), rows, number, 3)
+        product_kernels.product(weight.data_ptr(), size, first, last, held.ctypes.data, count, out)
     exact = floats(factors)[:count].astype(np.float64) @ floats(weight).astype(np.float64).T
     scale = np.abs(floats(factors)[:count]) @ np.abs(floats(weight)).T
     assert (np.abs(out - exact) <= size * 2**-24 * scale + 1e-30).all()
     for row in range(count):
         alone = np.empty((1, rows), np.float32)
-        kernels.product(weight.data_ptr(), size, 0, rows, held[row:].ctypes.data, 1, alone)
+        product_kernels.product(weight.data_ptr(), size, 0, rows, held[row:].ctypes.data, 1, alone)
         assert np.array_equal(alone[0], out[row])
     rounded = np.empty((count, rows), np.uint16)
-    kernels.product(weight.data_ptr(), size, 0, rows, held.ctypes.data, count, rounded)
+    product_kernels.product(weight.data_ptr(), size, 0, rows, held.ctypes.data, count, rounded)
     assert np.array_equal(rounded, bits(torch.from_numpy(out).bfloat16()))
 
 
@@ -163,15 +162,15 @@ def test_attention_sums_in_the_order_of_what_is_seen(seed: int, window: int, siz
     seen = np.array(data.draw(st.lists(st.booleans(), min_size=0, max_size=window - 1)), np.uint8)
     shown = np.concatenate([np.ones(window - len(seen), bool), seen.astype(bool)])
     weights, closed = scores.copy(), scores[:, shown].copy()
-    totals = [kernels.weigh(row, seen, np.float32(0.125)) for row in weights]
-    fewer = [kernels.weigh(row, np.zeros(0, np.uint8), np.float32(0.125)) for row in closed]
+    totals = [attention_kernels.weigh(row, seen, np.float32(0.125)) for row in weights]
+    fewer = [attention_kernels.weigh(row, np.zeros(0, np.uint8), np.float32(0.125)) for row in closed]
     assert totals == fewer
     mixed, same = np.empty((4, size), np.float32), np.empty((4, size), np.float32)
     for lane in range(0, size, 32):
-        kernels.mix(values.data_ptr(), size, weights, lane, mixed[:, lane:])
+        attention_kernels.mix(values.data_ptr(), size, weights, lane, mixed[:, lane:])
     shown_values = values[torch.from_numpy(shown)].contiguous()
     for lane in range(0, size, 32):
-        kernels.mix(shown_values.data_ptr(), size, closed, lane, same[:, lane:])
+        attention_kernels.mix(shown_values.data_ptr(), size, closed, lane, same[:, lane:])
     assert np.array_equal(mixed, same)
     powers = np.exp(0.125 * scores[:, shown].astype(np.float64))
     expected = powers / powers.sum(-1, keepdims=True) @ floats(shown_values)

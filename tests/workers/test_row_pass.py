@@ -142,8 +142,7 @@ def test_processors_without_products_of_pairs(tmp_path: Path) -> None:
 import sys, pytest
 from dfbench.workers import vectors
 vectors.pairs_are_multiplied = lambda: False
-from dfbench.workers import pass_kernels, tiles
-tiles.pairs_are_multiplied = vectors.pairs_are_multiplied
+from dfbench.workers import pass_kernels
 assert not pass_kernels.DOT and not pass_kernels.TILES and pass_kernels.run_segment is None
 assert not any(name in pass_kernels.run_pass._library.get_asm_str() for name in ("tdpbf16ps", "vdpbf16ps", "ldtilecfg"))
 here = {str(Path(__file__).parent)!r}
