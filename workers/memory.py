@@ -111,7 +111,7 @@ def check_room(config: Mapping[str, Any], spec: TargetSpec, device: torch.device
         return
     weights, free = footprint(config, spec).weights, psutil.virtual_memory().available
     if spec.engine == "compiled" and spec.dtype == "bfloat16":
-        weights *= 2  # oneDNN's own layout of them lies beside the model's.
+        weights *= 2  # The layout that products take lies beside the model's own.
     if weights > free:
         raise ModelError(
             f"{spec.model} in {spec.dtype} is {_gb(weights)} of weights and this machine has {_gb(free)} of memory "
