@@ -90,10 +90,11 @@ def driver_lock(run_dir: Path) -> Iterator[None]:
 
 def driver_alive(run_dir: Path) -> bool:
     """Whether a driver holds the run now."""
-    path = run_dir / LOCK_FILE
-    if not path.is_file():
+    try:
+        handle = (run_dir / LOCK_FILE).open("rb")  # also where nothing can be written, and never made anew
+    except FileNotFoundError:
         return False
-    with path.open("a+") as handle:
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -9,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runkit import ARMS, make_run, planned, prompt
@@ -242,6 +244,22 @@ def test_a_seat_that_was_removed_is_nobodys(tmp_path: Path, monkeypatch: pytest.
             pass
     with driver_lock(tmp_path):
         assert driver_alive(tmp_path)
+
+
+def test_a_seat_is_looked_at_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with driver_lock(tmp_path):
+        pass
+    opened = Path.open
+
+    def readonly(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+        if set(mode) & set("wax+"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, mode, *more, **options)
+
+    monkeypatch.setattr(Path, "open", readonly)
+    assert not driver_alive(tmp_path)
+    (tmp_path / "driver.lock").unlink()
+    assert not driver_alive(tmp_path)
 
 
 def test_death_gives_the_lock_back(tmp_path: Path) -> None:
