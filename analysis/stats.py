@@ -206,13 +206,16 @@ def verdict(
 
     `counted`: what the prompts are called, see `counting`.
     """
-    size = f"{what}: {difference:+z.2f} {unit}"
+    # An end that is not 0 is not printed as 0: as many digits as tell them apart, from two to six.
+    ends = (found.lo, found.hi) if found else ()
+    digits = next((digits for digits in range(2, 6) if all(not end or round(end, digits) for end in ends)), 6)
+    size = f"{what}: {difference:+z.{digits}f} {unit}"
     if found is None:
         return (
             f"{size}, no interval "
             f"({f'too few {counted}' if prompts < MIN_PROMPTS else f'{counted} depend on each other'})."
         )
-    size += f", interval {found.lo:+z.2f}…{found.hi:+z.2f}"
+    size += f", interval {found.lo:+z.{digits}f}…{found.hi:+z.{digits}f}"
     if found.lo > 0 or found.hi < 0:
         return f"{size}: a difference, shown with {prompts} {counted}."
     needed = prompts_needed(difference, found, prompts)

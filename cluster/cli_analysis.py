@@ -198,7 +198,7 @@ def _require_sound(path: Path) -> None:
     with Ledger.open(path) as ledger:  # a reader would leave SQLite's own side files
         broken = [f"{file.name} ({reason})" for file in ledger.files() if (reason := upkeep.damage(path, file))]
     if broken:
-        raise RunError(f"{path} holds damaged files, {', '.join(broken)}: submit it again, which runs them anew.")
+        raise RunError(f"{path} holds damaged files, {', '.join(broken)}: submit it again, which makes them anew.")
 
 
 def export(

@@ -48,7 +48,10 @@ def recover(ledger: Ledger) -> list[str]:
         notes.append(f"{len(again)} shards will run again, since their records cannot be trusted: {_listed(others)}.")
     if sums:
         count = add_sums(ledger, instead=() if others else sums)
-        notes.append(f"the sums of {count} jobs were added up again, since they cannot be trusted: {_listed(sums)}.")
+        if count:
+            notes.append(
+                f"the sums of {count} jobs were added up again, since they cannot be trusted: {_listed(sums)}."
+            )
     redo(ledger)
     return notes
 

@@ -100,3 +100,12 @@ def test_verdicts() -> None:
 def test_a_tie_needs_as_many_prompts_as_the_power_formula_says() -> None:
     needed = stats.prompts_needed(0.01, Interval(-0.01, 0.03), 30)
     assert needed == pytest.approx(30 * (2.8016 / 1.95996 * 2) ** 2, rel=1e-3)
+
+
+def test_an_end_that_is_not_zero_is_not_printed_as_zero() -> None:
+    said = stats.verdict("a − b on code", "MAT", -0.03, Interval(-0.06, -0.004), 30)
+    assert "-0.030 MAT, interval -0.060…-0.004: a difference" in said
+    assert "+0.01 MAT, interval -0.01…+0.03: no difference" in stats.verdict(
+        "a", "MAT", 0.01, Interval(-0.01, 0.03), 30
+    )
+    assert "interval +0.00…+0.00" in stats.verdict("a", "MAT", 0.0, Interval(0.0, 0.0), 30)
