@@ -80,12 +80,14 @@ def judge(con: duckdb.DuckDBPyConnection, *, skip: Collection[str] = (), join_on
     """
     left_out = set(skip) | (NEEDS_MODEL if join_only else set())
     names = tuple(name for name in CHECKS if name not in left_out)
-    verdict = Verdict(names, _rows(con, "select * from guard_summary"), planned_pairs(con) or 0)
+    examined = not join_only and "examined" not in skip
+    told = (*names, "examined") if examined else names
+    verdict = Verdict(told, _rows(con, "select * from guard_summary"), planned_pairs(con) or 0)
     for name in names:
         verdict.findings += [Finding(name, message) for message in CHECKS[name](con)]
     if join_only and "unresolved" not in skip:
         verdict.findings += [Finding("unresolved", message) for message in _unresolved_at_all(con)]
-    if not join_only and "examined" not in skip:
+    if examined:
         verdict.findings += [Finding("examined", message) for message in _examined(con)]
     verdict.notes += _notes(con)
     return verdict

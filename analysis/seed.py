@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import duckdb
@@ -42,6 +43,8 @@ PLD = {"max_ngram": 1, "match": "recent"}
 CACHEBACK = {"leader": 1, "draft": "chain"}
 UNTOLD = "what the seed report does not say: draft and follower length, thinking mode, EOS rule, wording of the prompts"
 ARMS = ("pld", "cacheback")
+_MOST = 4
+"""Numbers that are listed one by one."""
 
 
 class Cell(NamedTuple):
@@ -105,19 +108,27 @@ def differences(con: duckdb.DuckDBPyConnection) -> list[str]:
     counts = con.sql("select distinct prompts::varchar from cells").fetchall()
     facts["prompts"] = [count for (count,) in counts]
     for name, seed in SETUP.items():
-        mine = ", ".join(sorted(facts[name] or []))
+        mine = _listed(facts[name] or [])
         if mine and mine != seed:
             lines.append(f"{name}: seed {seed}, this run {mine}")
     for drafter, options in (("pld", PLD), ("cacheback", CACHEBACK)):
-        query = f"select distinct params from jobs where drafter = '{drafter}' and not warmup"
-        for (text,) in con.sql(query).fetchall():
+        query = f"select distinct arm, params from jobs where drafter = '{drafter}' and not warmup order by arm"
+        for arm, text in con.sql(query).fetchall():
             given: dict[str, Any] = json.loads(text)
             lines += [
-                f"{drafter} {name}: seed {seed}, this run {given[name]}"
+                f"{arm} {name}: seed {seed}, this run {given[name]}"
                 for name, seed in options.items()
                 if name in given and given[name] != seed
             ]
     return [*lines, UNTOLD]
+
+
+def _listed(values: Collection[str]) -> str:
+    """Some values; of many numbers, the ends."""
+    if len(values) > _MOST and all(value.isdigit() for value in values):
+        numbers = [int(value) for value in values]
+        return f"{min(numbers)} to {max(numbers)}"
+    return ", ".join(sorted(values))
 
 
 def findings(con: duckdb.DuckDBPyConnection) -> list[str]:

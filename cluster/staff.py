@@ -116,7 +116,8 @@ class Staff:
                 if self.members
                 else "`dfbench nodes` says what is wrong with each"
             )
-            raise ClusterError(f"no device could be had for {waited:.0f} s: {why}.")
+            wanted = f" '{self._terms.device}'" if self._terms.device is not None else ""
+            raise ClusterError(f"no device{wanted} could be had for {waited:.0f} s: {why}.")
 
     def _no_such_device(self) -> None:
         """Every device that is there is another one than was asked for: no use to wait, unless that is wanted."""

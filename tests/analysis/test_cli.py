@@ -19,7 +19,7 @@ from rich.console import Console
 from runmaker import Facts, RunMaker
 from typer.testing import CliRunner
 
-from dfbench.analysis import open_run, report_markup
+from dfbench.analysis import open_run, report_markup, seed
 from dfbench.analysis.compare import Change, Comparison, parse_condition
 from dfbench.analysis.console import comparison
 from dfbench.analysis.query import run_query
@@ -401,3 +401,9 @@ def test_export_refuses_what_it_cannot_write(make: Make) -> None:
         dfbench("export", "nosuch://x/y", run)
     with pytest.raises(QueryError, match="unknown format 'xls'"):
         dfbench("export", "x", run, "--format", "xls")
+
+
+def test_many_numbers_of_a_set_up_are_told_by_their_ends() -> None:
+    assert seed._listed(["10", "102", "9", "160", "30"]) == "9 to 160"
+    assert seed._listed(["b", "a"]) == "a, b"
+    assert seed._listed(["256"]) == "256"
