@@ -206,8 +206,8 @@ def verdict(
 
     `counted`: what the prompts are called, see `counting`.
     """
-    # An end that is not 0 is not printed as 0: as many digits as tell them apart, from two to six.
-    ends = (found.lo, found.hi) if found else ()
+    # Where 0 lies outside, no end is printed as 0: as many digits as tell them apart, from two to six.
+    ends = (found.lo, found.hi) if found and (found.lo > 0 or found.hi < 0) else ()
     digits = next((digits for digits in range(2, 6) if all(not end or round(end, digits) for end in ends)), 6)
     size = f"{what}: {difference:+z.{digits}f} {unit}"
     if found is None:

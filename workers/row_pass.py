@@ -1,7 +1,7 @@
 """A pass of some rows through a decoder on a CPU, in bfloat16: all threads together in compiled code.
 
-narrow   up to `NARROW` rows: one function from the embedding to the logits, bound by reading the weights
-wide     oneDNN makes the products, which it computes faster than any loop; what lies between is compiled
+narrow   one function from the embedding to the logits, bound by reading the weights
+wide     torch makes the attention; where the processor has no tiles (see `tiles`), oneDNN the products
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ class RowPass:
         found = team.find()
         assert found is not None, "`fits` comes first"
         began = perf_counter()
-        from dfbench.workers import (  # Compiles: a quarter of a minute, where no disk has it yet.
-            pass_kernels,
-            product_kernels,
-        )
+        # Compiles: a quarter of a minute, where no disk has it yet.
+        from dfbench.workers import pass_kernels, product_kernels
 
         self._kernels, self._products = pass_kernels, product_kernels
         self.compile_s = perf_counter() - began

@@ -102,7 +102,7 @@ def test_a_tie_needs_as_many_prompts_as_the_power_formula_says() -> None:
     assert needed == pytest.approx(30 * (2.8016 / 1.95996 * 2) ** 2, rel=1e-3)
 
 
-def test_an_end_that_is_not_zero_is_not_printed_as_zero() -> None:
+def test_no_end_of_a_difference_is_printed_as_zero() -> None:
     said = stats.verdict("a − b on code", "MAT", -0.03, Interval(-0.06, -0.004), 30)
     assert "-0.030 MAT, interval -0.060…-0.004: a difference" in said
     assert "+0.01 MAT, interval -0.01…+0.03: no difference" in stats.verdict(
