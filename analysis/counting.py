@@ -19,5 +19,6 @@ TALKS = Counted("turns", "conversations")
 
 
 def counted(con: duckdb.DuckDBPyConnection) -> Counted:
-    """The names for an opened run."""
-    return TALKS if con.sql("select 1 from raw_jobs where turn > 0 limit 1").fetchall() else PROMPTS
+    """The names for an opened run, by its macro `counted_in`."""
+    [(units,)] = con.sql("select counted_in()").fetchall()
+    return TALKS if units == TALKS.units else PROMPTS

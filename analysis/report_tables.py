@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 
 from dfbench.analysis.counting import counted
+from dfbench.analysis.parts import difference
 from dfbench.analysis.report_figures import Row, Scene
 from dfbench.analysis.report_markup import (
     NONE,
@@ -25,7 +26,7 @@ from dfbench.analysis.report_markup import (
     table,
     text,
 )
-from dfbench.analysis.stats import MIN_PROMPTS, Interval, verdict
+from dfbench.analysis.stats import MIN_PROMPTS
 from dfbench.analysis.store import rows
 
 CELLS = (
@@ -142,20 +143,12 @@ def differences(scene: Scene) -> Html:
     if not found:
         return Html("")
     units = counted(scene.con).units
-    lines = [el("li", _verdict(row, units)) for row in found]
+    lines = [el("li", difference(row, f"{row['arm']} − {row['other']} on {row['workload']}", units)) for row in found]
     listed: str = el("ul", *lines)
     if len(lines) > 12:
         listed = el("details", el("summary", f"{len(lines)} paired differences"), listed)
     title = el("h3", "Do the arms differ from each other?")
     return join([title, listed, evidence(DIFFERENCES, found)])
-
-
-def _verdict(row: Row, units: str) -> str:
-    lo, hi = row["difference_lo"], row["difference_hi"]
-    found = None if lo is None or hi is None else Interval(lo, hi)
-    what = f"{row['arm']} − {row['other']} on {row['workload']}"
-    unit = "MAT" if row["metric"] == "mat" else "speedup"
-    return verdict(what, unit, row["difference"], found, row["prompts"], units)
 
 
 def prompts_and_bounds(scene: Scene) -> Html:

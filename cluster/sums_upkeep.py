@@ -14,12 +14,10 @@ import pyarrow.parquet as pq
 from dfbench.cluster.commit import next_number, write_files
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.ledger_schema import RecordFile
+from dfbench.cluster.record_rows import ROWS, read_rows
 from dfbench.cluster.sums import JOB_COLUMNS, STEP_COLUMNS, sums_of
 from dfbench.workers.checks import JobKey, job_keys
-from dfbench.workers.records import SCHEMAS, SUMS
-
-ROWS = 2_000_000
-"""Step rows that are held at once, about."""
+from dfbench.workers.records import SUMS
 
 
 def verify_sums(ledger: Ledger) -> Iterator[str]:
@@ -117,16 +115,10 @@ def _rows_of(
 def _read(
     ledger: Ledger, table: str, shards: set[str], condition: pc.Expression, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Rows of a table that are of these shards and satisfy a condition, with the types that the table has now."""
+    """Rows of a table that are of these shards and satisfy a condition."""
     holding = ledger.files_of(shards)
-    names = list(columns or SCHEMAS[table].names)
-    schema = pa.schema([SCHEMAS[table].field(name) for name in names])
-    found = [
-        pq.read_table(ledger.run_dir / file.name, columns=names, filters=condition).select(names).cast(schema)
-        for file in ledger.files(table)
-        if file.name in holding
-    ]
-    return pa.concat_tables(found) if found else schema.empty_table()
+    files = [file for file in ledger.files(table) if file.name in holding]
+    return read_rows(ledger, files, table, condition, columns)
 
 
 def _keys(ledger: Ledger, files: Sequence[RecordFile], *more: str) -> Iterator[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from dfbench.cluster.commit import RECORDS, next_number, sha256, write_files
 from dfbench.cluster.ledger import Ledger
 from dfbench.cluster.ledger_schema import RecordFile
+from dfbench.cluster.record_rows import ROWS, read_rows
 from dfbench.cluster.sums_upkeep import add_sums, verify_sums
 from dfbench.workers.actor import WARMUP_PREFIX
 from dfbench.workers.checks import breaches
@@ -227,7 +228,7 @@ def verify(run_dir: Path) -> list[str]:
     return findings
 
 
-def _portions(ledger: Ledger, rows: int = 2_000_000) -> Iterator[dict[str, pa.Table]]:
+def _portions(ledger: Ledger, rows: int = ROWS) -> Iterator[dict[str, pa.Table]]:
     """The records in portions of whole jobs, each small enough for memory."""
     files = {name: ledger.files(name) for name in ("jobs", "steps", "tokens")}
     largest = max(sum(file.rows for file in files[name]) for name in files)
@@ -241,14 +242,7 @@ def _portions(ledger: Ledger, rows: int = 2_000_000) -> Iterator[dict[str, pa.Ta
             condition &= pc.field("job_id") < high
         if low == bounds[0]:
             condition |= pc.field("job_id") < low
-        yield {name: _read(ledger, files[name], name, condition) for name in files}
-
-
-def _read(ledger: Ledger, files: list[RecordFile], name: str, condition: pc.Expression) -> pa.Table:
-    if not files:
-        return SCHEMAS[name].empty_table()
-    tables = [pq.read_table(ledger.run_dir / file.name, filters=condition) for file in files]
-    return pa.concat_tables(tables).cast(SCHEMAS[name])
+        yield {name: read_rows(ledger, files[name], name, condition) for name in files}
 
 
 def _column(ledger: Ledger, files: list[RecordFile], name: str) -> Iterator[str]:

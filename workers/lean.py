@@ -15,7 +15,18 @@ import torch
 from torch.nn import functional
 
 from dfbench.workers import row_pass
-from dfbench.workers.lean_weights import Block, Layout, Sizes, block_of, layout_of, linears_of, product_of, times
+from dfbench.workers.lean_weights import (
+    Block,
+    Layout,
+    Sizes,
+    attend,
+    block_of,
+    for_heads,
+    layout_of,
+    linears_of,
+    product_of,
+    times,
+)
 from dfbench.workers.loading import output_head
 from dfbench.workers.pages import Pages
 from dfbench.workers.row_pass import RowPass
@@ -92,9 +103,7 @@ class Lean:
         if self._rows and kept.slots is not None:
             found, projected = self._rows(hidden, cos, turn, mask, kept)
             return found[-last:] if projected else self._logits(found[-last:])
-        if mask is not None:
-            # Query heads that share keys are rows of one product, so keys and values are never repeated.
-            mask = mask.repeat(1, 1, sizes.heads // sizes.kv_heads, 1)
+        mask = for_heads(mask, sizes)
         # Prompts have every length; compiling for each would take longer than it saves.
         layer = layer_forward if kept.slots is None else self._layer
         for block, held in zip(self._blocks, kept.layers, strict=True):
@@ -167,15 +176,15 @@ def _attention(
             queries[None], keys, values, is_causal=True, scale=sizes.scaling, enable_gqa=sizes.heads != sizes.kv_heads
         )[0]
         return seen.transpose(0, 1).reshape(count, -1)
-    shared = queries.reshape(1, sizes.kv_heads, -1, sizes.head_dim)
     if sizes.additive:
+        shared = queries.reshape(1, sizes.kv_heads, -1, sizes.head_dim)
         scores = torch.matmul(shared, keys.transpose(2, 3)) * sizes.scaling
         if mask is not None:
             scores = scores + mask
-        seen = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(shared.dtype), values)
+        seen = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(shared.dtype), values).view(queries.shape)
     else:
-        seen = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask, scale=sizes.scaling)
-    return seen.view(sizes.heads, count, sizes.head_dim).transpose(0, 1).reshape(count, -1)
+        seen = attend(queries, keys, values, mask, sizes)
+    return seen.transpose(0, 1).reshape(count, -1)
 
 
 def _normed(states: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -66,7 +66,7 @@ def layout_of(parts: Sequence[Any], rows: bool) -> Layout:
 
 
 def block_of(layer: Any, layout: Layout, pages: Pages) -> Block:
-    """The weights of one of the model's layers. On a CPU, what the passes read is put into `pages`."""
+    """The weights of one of the model's layers. What is laid out for a CPU's passes is put into `pages`."""
     attention, mlp = layer.self_attn, layer.mlp
     scales = None
     if hasattr(attention, "q_norm"):
@@ -129,6 +129,24 @@ def packed(weight: torch.Tensor, layout: Layout, pages: Pages) -> torch.Tensor |
     if layout == "onednn":
         return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)  # type: ignore[no-any-return]
     return None
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, sizes: Sizes
+) -> torch.Tensor:
+    """[heads, n, head size] from queries [heads, n, head size] and keys and values [1, kv heads, m, head size].
+
+    Query heads that share keys are rows of one product, so keys and values are never repeated; a mask is, by
+    `for_heads`.
+    """
+    shared = queries.reshape(1, sizes.kv_heads, -1, sizes.head_dim)
+    seen = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask, scale=sizes.scaling)
+    return seen.view(queries.shape)
+
+
+def for_heads(mask: torch.Tensor | None, sizes: Sizes) -> torch.Tensor | None:
+    """A pass's mask [1, 1, n, window] for the rows that share keys."""
+    return None if mask is None else mask.repeat(1, 1, sizes.heads // sizes.kv_heads, 1)
 
 
 def times(states: torch.Tensor, product: Product) -> torch.Tensor:

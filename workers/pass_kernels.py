@@ -211,6 +211,8 @@ def between(it):  # type: ignore[no-untyped-def]
         add_norm(states, delta, carray(halves_at(weight), wide), it.epsilon, normed, number, size)
 
 
+# Three of a kind: a compiled function that was handed to one of them would be another in every process, and numba would
+# never find on disk what it kept.
 def _compiled_pass(sources: int) -> Any:
     @cfunc(types.void(types.intp), cache=True)
     def run(address):  # type: ignore[no-untyped-def]

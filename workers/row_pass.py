@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from dfbench.workers import team, tiles
-from dfbench.workers.lean_weights import times
+from dfbench.workers.lean_weights import attend, for_heads, times
 from dfbench.workers.row_kernels import bits
 
 if TYPE_CHECKING:
@@ -44,7 +43,8 @@ class RowPass:
 
         self._kernels, self._products = pass_kernels, product_kernels
         self.compile_s = perf_counter() - began
-        self._team, self._blocks, self._norm, self._sizes = found, blocks, norm, sizes
+        self._team, self._blocks, self._sizes = found, blocks, sizes
+        self._held = norm, head  # Compiled code has their addresses.
         whole = head is not None and head.bias is None
         self._vocab = head.weight.shape[0] if head is not None and whole else 0
         layout = blocks[0].down.layout
@@ -84,16 +84,16 @@ class RowPass:
         assert kept.slots is not None, "a prompt goes through the layers"
         count, slot = len(embedded), int(kept.slots[0])
         threads = torch.get_num_threads()
-        self._use(kept, count)
+        narrow = self._is_narrow(count, kept.window)
+        self._use(kept, count, narrow)
         states = embedded.float().contiguous()
         cos, turn = cos.contiguous(), turn.contiguous()
         seen = np.ones((count, count), np.uint8) if mask is None else _seen(mask, slot)
         self._say(rows=count, slot=slot, states=states.data_ptr(), seen=seen.ctypes.data)
         self._say(cos=cos.data_ptr(), turn=turn.data_ptr())
-        if self._is_narrow(count, kept.window):
+        if narrow:
             return self._whole(embedded, threads)
-        if mask is not None:
-            mask = mask.repeat(1, 1, self._sizes.heads // self._sizes.kv_heads, 1)
+        mask = for_heads(mask, self._sizes)
         if self._tiles:
             return self._by_segments(embedded, mask, kept, threads)
         return self._by_products(embedded, mask, kept, threads), False
@@ -112,17 +112,17 @@ class RowPass:
         self, embedded: torch.Tensor, mask: torch.Tensor | None, kept: StaticKeyValues, threads: int
     ) -> tuple[torch.Tensor, bool]:
         """The same with torch's attention."""
-        sizes, count = self._sizes, len(embedded)
+        sizes, count, window = self._sizes, len(embedded), kept.window
         logits, run = self._begin(embedded), self._kernels.run_segment.address
         queries = torch.from_numpy(self._scratch["queries"]).view(embedded.dtype)
-        queries = queries.flatten()[: embedded.shape[0] * self._widths["queries"]]
-        queries = queries.view(sizes.heads, count, sizes.head_dim)
+        # Rows of scratch memory follow one another, so the first `count` of them hold all heads' queries.
+        queries = queries[:count].view(sizes.heads, count, sizes.head_dim)
         attended = torch.from_numpy(self._scratch["attended"]).view(embedded.dtype)[:count]
         attended = attended.view(count, sizes.heads, sizes.head_dim).transpose(0, 1)
         for layer, (keys, values) in enumerate(kept.layers):
             self._it["layer"] = layer
             self._team.start(run, self._it.ctypes.data, threads)
-            attended.copy_(self._attention(queries, keys, values, mask, kept.window))
+            attended.copy_(attend(queries, keys[:, :, :window], values[:, :, :window], mask, sizes))
         self._it["layer"] = len(kept.layers)
         self._team.start(run, self._it.ctypes.data, threads)
         return self._end(logits)
@@ -140,28 +140,11 @@ class RowPass:
         normed = torch.from_numpy(self._scratch["normed"][: len(logits)])
         return (normed.view(logits.dtype) if self._products.DOT else normed.to(logits.dtype)), False
 
-    def _attention(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        window: int,
-    ) -> torch.Tensor:
-        """Torch's, [heads, n, head size]. Query heads that share keys are rows of one product, so keys and values are
-        never repeated; the mask is, once a pass."""
-        sizes = self._sizes
-        shared = queries.view(sizes.kv_heads, sizes.heads // sizes.kv_heads, -1, sizes.head_dim)
-        found = functional.scaled_dot_product_attention(
-            shared.flatten(1, 2)[None], keys[:, :, :window], values[:, :, :window], attn_mask=mask, scale=sizes.scaling
-        )
-        return found.view_as(queries)
-
     def _by_products(
         self, embedded: torch.Tensor, mask: torch.Tensor | None, kept: StaticKeyValues, threads: int
     ) -> torch.Tensor:
         """Normed hidden states; products and attention are torch's."""
-        sizes, count = self._sizes, len(embedded)
+        sizes, count, window = self._sizes, len(embedded), kept.window
         normed, inner = (embedded.new_empty((count, self._widths[name])) for name in ("normed", "inner"))
         queries = embedded.new_empty((sizes.heads, count, sizes.head_dim))
         self._say(normed=normed.data_ptr(), inner=inner.data_ptr(), queries=queries.data_ptr())
@@ -169,7 +152,7 @@ class RowPass:
         for layer, (block, (keys, values)) in enumerate(zip(self._blocks, kept.layers, strict=True)):
             self._between(layer, 0, threads, delta=delta)
             self._between(layer, 1, threads, joined=times(normed, block.joined))
-            seen = self._attention(queries, keys, values, mask, kept.window)
+            seen = attend(queries, keys[:, :, :window], values[:, :, :window], mask, sizes)
             attended = seen.transpose(0, 1).reshape(count, -1)
             self._between(layer, 2, threads, delta=times(attended, block.out))
             self._between(layer, 3, threads, gated=times(normed, block.gated))
@@ -188,15 +171,15 @@ class RowPass:
         for name, number in told.items():
             self._it[name] = number
 
-    def _use(self, kept: StaticKeyValues, count: int) -> None:
+    def _use(self, kept: StaticKeyValues, count: int, narrow: bool) -> None:
         """Run over these keys and values, with scratch memory for this many rows."""
         if kept is not self._kept:
             self._kept = kept
             self._say(keys=kept.keys.data_ptr(), values=kept.values.data_ptr(), capacity=kept.capacity)
         tile = self._products.TILE
-        group = self._sizes.heads // self._sizes.kv_heads * count
-        rows = self._sizes.kv_heads * -(-group // tile) * tile
-        if self._is_narrow(count, kept.window):
+        if narrow:
+            group = self._sizes.heads // self._sizes.kv_heads * count
+            rows = self._sizes.kv_heads * -(-group // tile) * tile
             for name, needed in (("scores", rows * kept.capacity), ("totals", rows)):
                 if needed > len(self._scratch.get(name, ())):
                     self._scratch[name] = np.zeros(needed, np.float32)

@@ -105,14 +105,22 @@ def splat(typing: Any, number: Any) -> Made:
     return floats(types.float32), make
 
 
-@intrinsic
-def load(typing: Any, address: Any) -> Made:
-    """The sixteen float32 at an address."""
+def _load_as(held: Any, found: Any, align: int) -> Any:
+    """A function for compiled code: what lies at an address, as it is."""
 
-    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
-        return builder.load(_pointer(builder, given[0], _FLOATS), align=4)
+    def load(typing: Any, address: Any) -> Made:
+        def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
+            return builder.load(_pointer(builder, given[0], held), align=align)
 
-    return floats(types.intp), make
+        return found(types.intp), make
+
+    return intrinsic(load)
+
+
+load = _load_as(_FLOATS, floats, 4)
+"""The sixteen float32 at an address."""
+load_pairs = _load_as(_WORDS, pairs, 2)
+"""The 32 bfloat16 at an address."""
 
 
 @intrinsic
@@ -125,16 +133,6 @@ def load_halves(typing: Any, address: Any) -> Made:
         return builder.bitcast(high, _FLOATS)
 
     return floats(types.intp), make
-
-
-@intrinsic
-def load_pairs(typing: Any, address: Any) -> Made:
-    """The 32 bfloat16 at an address, as they are."""
-
-    def make(context: Any, builder: Any, _: Any, given: Any) -> Any:
-        return builder.load(_pointer(builder, given[0], _WORDS), align=2)
-
-    return pairs(types.intp), make
 
 
 @intrinsic

@@ -48,6 +48,7 @@ select
         when prompts < 3 then 'not enough: fewer than three ' || counted_in() || ' where the arm ran here'
         when all_prompts - prompts < 3 then 'not enough: fewer than three ' || counted_in() || ' where it ran elsewhere'
     end as interval_note,
+    -- Not by interval_note, whose words are a subquery: DuckDB 2.0 fails on one that another column names.
     case when not carried and least(prompts, all_prompts - prompts) >= 3 then interval.lo end as relative_lo,
     case when not carried and least(prompts, all_prompts - prompts) >= 3 then interval.hi end as relative_hi
 from places

@@ -43,6 +43,17 @@ def without(target: CompiledTarget) -> Iterator[None]:
     target._forward._rows = held
 
 
+def require_the_layers(target: CompiledTarget, draft: Draft) -> None:
+    """A pass gives what the same one by the layers gives, but for roundings."""
+    seen = []
+    for layers in (True, False):
+        target.prefill(PROMPT)
+        with without(target) if layers else nullcontext():
+            target.verify(draft)
+        seen.append(target._rows.float().clone())
+    torch.testing.assert_close(seen[1], seen[0], rtol=0.05, atol=0.05 * float(seen[0].abs().max()))
+
+
 def compiled(model: object, **given: object) -> CompiledTarget:
     return CompiledTarget(model, TargetSpec(engine="compiled", dtype="bfloat16", **given))  # type: ignore[arg-type]
 
@@ -78,13 +89,7 @@ def test_wide_passes_are_the_layers(tiny_model: TinyModel, family: str, whole: b
     drafts = [Draft((7, 8)), Draft((7, 8, 9, 9, 1), (-1, -1, 0, 1, 3)), Draft(tuple(range(11)))]
     drafts += [Draft(tuple(at % 20 for at in range(39))), Draft(tuple(at % 20 for at in range(95)))]
     for draft in drafts:
-        seen = []
-        for layers in (True, False):
-            target.prefill(PROMPT)
-            with without(target) if layers else nullcontext():
-                target.verify(draft)
-            seen.append(target._rows.float().clone())
-        torch.testing.assert_close(seen[1], seen[0], rtol=0.05, atol=0.05 * float(seen[0].abs().max()))
+        require_the_layers(target, draft)
 
 
 @BOTH
@@ -204,13 +209,7 @@ def test_a_cpu_without_products_of_bfloat16_makes_them_all_here(
     monkeypatch.setattr(lean, "layout_of", lambda parts, rows: "plain")
     target = compiled(tiny_model("llama", "sdpa", torch.bfloat16), buckets=(1, 12))
     draft = Draft((7, 8, 9, 9, 1, 2, 3, 4, 5), (-1, -1, 0, 1, 3, 3, 2, -1, 6))
-    seen = []
-    for layers in (True, False):
-        target.prefill(PROMPT)
-        with without(target) if layers else nullcontext():
-            target.verify(draft)
-        seen.append(target._rows.float().clone())
-    torch.testing.assert_close(seen[1], seen[0], rtol=0.05, atol=0.05 * float(seen[0].abs().max()))
+    require_the_layers(target, draft)
 
 
 def test_biases_keep_the_layers(tiny_model: TinyModel) -> None:
